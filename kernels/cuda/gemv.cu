@@ -13,7 +13,7 @@
  * once per block from that cache: in BF16, as the op before has left it or linear_round, but in F32 of up to
  * GEMV_F32_ROWS rows that none has left so: a launch would cost more. Operations: 2·n_tok·n_in·n_out.
  * Bound: device memory for a large matrix; for those of a layer the latency of a launch, of x and of the sums. */
-#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/linear.cuh"
 
 namespace
 {

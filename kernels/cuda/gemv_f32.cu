@@ -1,25 +1,100 @@
-/* Linear with few rows and F32 weights: gemv.cuh says how. */
-#include "kernels/cuda/gemv.cuh"
+/* Linear with few rows and F32 weights: linear.cuh defines the sum.
+ *
+ * A block computes a tile of 16 outputs, or half of one, for a few rows. Its warps share the chunks of k, four at a
+ * time to each; their sums are added in shared memory in ascending order. No two warps want the same weight, so
+ * each streams its own through a ring of slots in shared memory, by copy_async, which runs on across
+ * chunks and rounds. Where kernels overlap, its first filling is cut in two: weights are under way while the
+ * kernel before still runs, x follows once it is complete; the first wait is then for the weights of all slots.
+ *
+ * Bytes: weights once from memory (once more from the second-level cache per further group of tokens), x once per
+ * block from that cache. Operations: 2·n_tok·n_in·n_out. Bound: device memory; of a layer's matrix the latencies. */
+#include "kernels/cuda/linear.cuh"
 
 namespace
 {
 
+/* ---- the end of a round of chunks ------------------------------------------------------------ */
+
+/* The outputs and tokens of a block that a thread ends. Blocks have a multiple of n_output threads.
+ */
+struct gemv_end {
+    int out, col;         /* the thread's output, and that within the block */
+    int first_tok, first; /* the block's first token, the thread's first of the block's */
+    int step;
+    float bias; /* read early: nothing hides its way at the end */
+};
+
+__device__ __forceinline__ struct gemv_end gemv_end_of(const struct linear_args &a, int n_token,
+                                                       int n_output)
+{
+    struct gemv_end end;
+    end.col = static_cast<int>(threadIdx.x) % n_output;
+    end.out = static_cast<int>(blockIdx.x) * n_output + end.col;
+    end.first_tok = static_cast<int>(blockIdx.y) * n_token;
+    end.first = static_cast<int>(threadIdx.x) / n_output;
+    end.step = static_cast<int>(blockDim.x) / n_output;
+    end.bias = a.bias != NULL && end.out < a.n_out ? a.bias[end.out] : 0;
+    return end;
+}
+
+/* Adds the n_part sums that the warps left in part, in order, to what earlier rounds left behind
+ * them, and writes y after the last round.
+ *   part [n_part_max + 1][n_token][stride], of a stride the first n_output count */
+template <int n_token, int stride>
+__device__ __forceinline__ void gemv_reduce(const struct linear_args &a, const struct gemv_end &end,
+                                            float *part, int n_part, int n_part_max, bool is_first,
+                                            bool is_last)
+{
+    for (int tok = end.first; tok < n_token && end.first_tok + tok < a.n_tok; tok += end.step) {
+        float *const mine = part + tok * stride + end.col;
+        float *const kept = mine + n_part_max * n_token * stride;
+        float total = is_first ? 0 : *kept;
+#pragma unroll 4
+        for (int p = 0; p < n_part; p++) {
+            total += mine[p * n_token * stride];
+        }
+        if (!is_last) {
+            *kept = total;
+        } else if (end.out < a.n_out) {
+            linear_store(a, end.first_tok + tok, end.out, linear_finish(total, end.bias, a.act));
+        }
+    }
+}
+
+/* What of a slot is copied. */
+enum gemv_share { GEMV_W = 1, GEMV_X = 2, GEMV_BOTH = GEMV_W | GEMV_X };
+
+/* Bytes of a 16-byte piece of x that lie inside its row, n values left of it. */
+__device__ __forceinline__ int gemv_piece_bytes(int n)
+{
+    return n >= 4 ? 16 : n > 0 ? n * 4 : 0;
+}
+
+/* As many warps as there is work for and as fit into shared memory, in multiples of unit. */
+int gemv_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes, size_t part_bytes)
+{
+    const int wanted = n_need < GEMV_WARPS_MAX ? n_need : +GEMV_WARPS_MAX;
+    int n_warp = (wanted + unit - 1) / unit * unit;
+    while (n_warp > unit && n_warp * (ring_bytes + part_bytes) + part_bytes > cu->shared_max) {
+        n_warp -= unit;
+    }
+    return n_warp;
+}
+
 /* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and, with both halves of a tile, o+8 over chunk c of
  * the warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
- * k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. With is_normed the block
- * norms its rows itself, and they lie behind the sums: the ring has none of x. */
-template <int n_token_, int halves, bool is_row_major_, bool is_normed_> struct gemv_f32 {
+ * k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
+template <int n_token_, int halves, bool is_row_major_> struct gemv_f32 {
     static constexpr int n_token = n_token_;
     static constexpr int n_half = halves;
     static constexpr int n_output = n_half * 8;
     static constexpr bool is_row_major = is_row_major_;
-    static constexpr bool is_normed = is_normed_;
     static constexpr int n_lane_chunk = 4;
     static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
     static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
     static constexpr int n_w = n_k4 * n_half * 32;
-    static constexpr int n_piece = n_w + (is_normed ? 0 : n_token * n_lane_chunk * n_k4);
-    static constexpr int n_slot = n_token > 4 && !is_normed ? 3 : 4;
+    static constexpr int n_piece = n_w + n_token * n_lane_chunk * n_k4;
+    static constexpr int n_slot = n_token > 4 ? 3 : 4;
     static constexpr size_t ring_bytes = n_slot * n_piece * 16;
     static constexpr size_t part_bytes = n_lane_chunk * n_token * n_output * sizeof(float);
 };
@@ -111,8 +186,7 @@ __device__ __forceinline__ void gemv_copy_f32(uint4 *slot, const struct gemv_lan
     }
     const int k = block * LINEAR_BLOCK_F32;
 #pragma unroll
-    for (int i = 0; i < gemv_lane_f32<shape>::n_x && !shape::is_normed && (share & GEMV_X) != 0;
-         i++) {
+    for (int i = 0; i < gemv_lane_f32<shape>::n_x && (share & GEMV_X) != 0; i++) {
         const int n = gemv_piece_bytes(mine.n_in[i] - k);
         if (shape::n_token % 2 == 0 ||
             lane < 16) { /* an odd number of tokens leaves half a warp free */
@@ -139,11 +213,10 @@ __device__ __forceinline__ void gemv_fill_f32(uint4 *ring, const struct gemv_lan
     }
 }
 
-/* sum += the products of a slot: [n_half outputs][n_token], x the lane's chunk's 16 k of the first token,
- * those of the others x_stride pieces apart. */
+/* sum += the products of a slot: [n_half outputs][n_token], x the lane's chunk's 16 k of the first token. */
 template <class shape>
 __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][shape::n_token],
-                                                  const uint4 *slot, const float4 *x, int x_stride)
+                                                  const uint4 *slot, const float4 *x)
 {
     constexpr int n_token = shape::n_token;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -157,7 +230,7 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][sh
         }
 #pragma unroll
         for (int j = 0; j < n_token; j++) {
-            const float4 x_k = x[j * x_stride + k4];
+            const float4 x_k = x[j * 16 + k4];
 #pragma unroll
             for (int h = 0; h < shape::n_half; h++) {
                 sum[h][j] = fmaf(w_k[h].x, x_k.x, sum[h][j]);
@@ -171,8 +244,7 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][sh
 
 /* Grid (halves of tiles of outputs / n_half, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
 template <class shape>
-__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
-    gemv_kernel_f32(const struct linear_args a)
+__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const struct linear_args a)
 {
     constexpr int n_token = shape::n_token;
     DYN_SHARED(unsigned char, shared);
@@ -189,23 +261,11 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
     if (a.starts_early) {
         gemv_fill_f32<shape, GEMV_W>(ring, copied, a, block);
     }
-    const auto fill = [&] {
-        if (a.starts_early) {
-            gemv_fill_f32<shape, GEMV_X>(ring, copied, a, block);
-        } else {
-            gemv_fill_f32<shape, GEMV_BOTH>(ring, copied, a, block);
-        }
-    };
-    float *const rows = part + (n_part + 4) * n_token * shape::n_output;
-    const int row_pieces = gemv_row_floats(a.n_in) / 4;
-    if constexpr (shape::is_normed) {
-        gemv_norm_prefetch(a);
-    }
     grid_wait();
-    if constexpr (shape::is_normed) {
-        gemv_norm(rows, a, a.n_block * LINEAR_BLOCK_F32, fill);
+    if (a.starts_early) {
+        gemv_fill_f32<shape, GEMV_X>(ring, copied, a, block);
     } else {
-        fill();
+        gemv_fill_f32<shape, GEMV_BOTH>(ring, copied, a, block);
     }
     const struct gemv_end end = gemv_end_of(a, n_token, shape::n_output);
     int next = block + shape::n_slot - 1; /* block to copy next, its slot */
@@ -231,12 +291,8 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
                 if (mine * shape::n_turn + i < a.n_block) {
                     const uint4 *const slot = ring + from * shape::n_piece;
                     const float4 *const x =
-                        shape::is_normed
-                            ? reinterpret_cast<const float4 *>(
-                                  rows + gemv_row_place(mine * LINEAR_CHUNK_F32)) +
-                                  i * shape::n_k4
-                            : reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
-                    gemv_multiply_f32<shape>(sum, slot, x, shape::is_normed ? row_pieces : 16);
+                        reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
+                    gemv_multiply_f32<shape>(sum, slot, x);
                 }
                 from = from == shape::n_slot - 1 ? 0 : from + 1;
             }
@@ -261,11 +317,9 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, shape::is_normed ? 2 : 0)
 template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear_args *a)
 {
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
-    const size_t row_bytes = shape::is_normed ? gemv_row_bytes(a, shape::n_token) : 0;
     const int n_warp = gemv_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
-                                  shape::part_bytes, row_bytes);
-    const size_t shared =
-        n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes + row_bytes;
+                                  shape::part_bytes);
+    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
     if (!cuda_shared(cu, gemv_kernel_f32<shape>, shared, "linear")) {
         return;
     }
@@ -279,12 +333,10 @@ template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear
 template <int n_token, int n_half>
 void gemv_f32_halves(struct cuda *cu, const struct linear_args *a)
 {
-    if (a->norm.d > 0) {
-        gemv_f32_launch<gemv_f32<n_token, n_half, false, true>>(cu, a);
-    } else if (a->is_row_major) {
-        gemv_f32_launch<gemv_f32<n_token, n_half, true, false>>(cu, a);
+    if (a->is_row_major) {
+        gemv_f32_launch<gemv_f32<n_token, n_half, true>>(cu, a);
     } else {
-        gemv_f32_launch<gemv_f32<n_token, n_half, false, false>>(cu, a);
+        gemv_f32_launch<gemv_f32<n_token, n_half, false>>(cu, a);
     }
 }
 

@@ -4,7 +4,7 @@
  *
  * A kernel less is a microsecond or two less of a step of few rows. So an embedding is held back until
  * the norm that follows takes it along, and in steps of drawn tokens a norm until the product that
- * follows does, each block of which norms its rows itself (gemv.cuh). Before any other op, before the
+ * follows does, each block of which norms its rows itself (gemv.cu). Before any other op, before the
  * host waits and at the end of the step, what is held back is launched as it is. The bits are those of
  * the ops one by one. PKMSERVE_CUDA_FUSE=0 holds nothing back. */
 #include "kernels/cuda/backend.cuh"

@@ -46,6 +46,7 @@ enum {
     LINEAR_CHUNK_BLOCKS = 4,        /* blocks of a chunk of BF16 */
     LINEAR_TILE_BLOCK_BYTES = 1024, /* of a tile in one block: BF16 and F32 alike */
     LT_ROWS = 16,                   /* calls of cuBLASLt have a multiple of so many rows */
+    GEMV_WARPS_MAX = 8,             /* of a block, but of one that norms its rows */
     GEMV_F32_ROWS = 8,              /* so many gemv reads in F32 and rounds itself */
     GEMV_IN_MAX =
         152 * 128 /* columns of BF16 weights that gemv takes: their sums lie in shared memory */
@@ -111,6 +112,8 @@ struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major);
  * of 16 bits, nor does gemv of more than GEMV_F32_ROWS. */
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+/* gemv_f32.cu: gemv's call with F32 weights. */
+void gemv_run_f32(struct cuda *cu, const struct linear_args *args);
 
 /* linear_choose.cu, without fast math: whether cuBLASLt multiplies rows of requests by weights of
  * w's type, of 16 bits, and shape, in calls of up to n_max rows, a multiple of LT_ROWS. Opens cuBLASLt at the first weight and

@@ -1,4 +1,4 @@
-/* What a layer norm is made of: for norm.cu, and for products of few rows (gemv.cuh), which norm their
+/* What a layer norm is made of: for norm.cu, and for products of few rows (gemv.cu), which norm their
  * rows themselves.
  *
  * A warp sums a row: lane l takes the groups l, l + 32, .. of it; the sums of its four columns are

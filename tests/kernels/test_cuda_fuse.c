@@ -60,14 +60,14 @@ static const struct fuse_case cases[] = {
     {4, 1060, 65, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {6, 2048, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {8, 2048, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm"}, /* too much shared memory */
-    /* F32 weights */
-    {1, 1024, 70, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm_linear"},
-    {3, 100, 33, NORM, PRODUCT, DTYPE_F32, false, false, 4, "norm_linear"},
-    {8, 1060, 40, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm_linear"},
-    {6, 2048, 20, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm_linear"},
+    /* F32 weights, whose products norm nothing */
+    {1, 1024, 70, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
+    {3, 100, 33, NORM, PRODUCT, DTYPE_F32, false, false, 4, "norm"},
+    {8, 1060, 40, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
+    {6, 2048, 20, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
     /* embeddings */
     {1, 1024, 70, EMBED_NORM, PRODUCT, DTYPE_BF16, true, false, 0, "embed_norm_linear"},
-    {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F32, true, false, 4, "embed_norm_linear"},
+    {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F32, true, false, 4, "embed_norm"},
     {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F16, true, false, 4, "embed_norm_linear"},
     {5, 100, 40, EMBED_NORM, NOTHING, DTYPE_BF16, true, false, 0, "embed_norm"},
     {12, 2052, 40, EMBED_NORM, PRODUCT, DTYPE_BF16, true, false, 0, "embed_norm"},
