@@ -35,22 +35,28 @@ template <typename T, bool aligned> __global__ void store_kernel(struct store_ar
     if (first >= a.d) {
         return;
     }
+    const float *const k = a.k + row * a.k_stride;
+    const float *const v = a.v + row * a.v_stride;
+    float4 k_group = {0, 0, 0, 0}; /* on their way while the page is looked up */
+    float4 v_group = {0, 0, 0, 0};
+    if constexpr (aligned) {
+        k_group = *reinterpret_cast<const float4 *>(k + first);
+        v_group = *reinterpret_cast<const float4 *>(v + first);
+    }
     const struct step_view *const view = a.view;
     const int pos = view->pos[row];
     const int64_t page = view->page[static_cast<int64_t>(view->row_seq[row]) * view->n_page_max +
                                     pos / KV_PAGE % view->n_page_max];
     T *const k_page = static_cast<T *>(a.k_pages) + page * a.k_page_stride;
     T *const v_page = static_cast<T *>(a.v_pages) + page * a.v_page_stride;
-    const float *const k = a.k + row * a.k_stride;
-    const float *const v = a.v + row * a.v_stride;
     const auto place = [&](int c) {
         return (static_cast<int64_t>(c / a.d_head) * KV_PAGE + pos % KV_PAGE) * a.d_head +
                c % a.d_head;
     };
     if constexpr (aligned) {
         const int64_t at = place(first);
-        cache_store_group(k_page + at, *reinterpret_cast<const float4 *>(k + first));
-        cache_store_group(v_page + at, *reinterpret_cast<const float4 *>(v + first));
+        cache_store_group(k_page + at, k_group);
+        cache_store_group(v_page + at, v_group);
     } else {
         const int end = first + GROUP < a.d ? first + GROUP : a.d;
         for (int c = first; c < end; c++) {

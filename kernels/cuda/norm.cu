@@ -21,13 +21,15 @@ __device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t 
 }
 
 /* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, as norm.cuh says: a
- * block per row of up to ROW_MAX columns that has groups alone, a group for each thread. Each warp sums all of
- * the row: that is a barrier less than if one did. Bytes per row: 8·d, 12·d with r, 4·d and those of the tables
+ * block per row of up to ROW_MAX columns that has groups alone, a group for each thread. Of few rows each warp sums
+ * all of the row, which is a barrier less than if one did; of many (is_many), whose instructions are
+ * what takes time, one does. Bytes per row: 8·d, 12·d with r, 4·d and those of the tables
  * with an embedding. gamma and beta, which a step's weights may drive out of the second-level cache, are
  * asked for first. */
-__global__ void __launch_bounds__(ROW_MAX / GROUP) norm_row_kernel(struct norm_args a)
+__global__ void __launch_bounds__(ROW_MAX / GROUP) norm_row_kernel(struct norm_args a, bool is_many)
 {
     __shared__ __align__(16) float row[ROW_MAX];
+    __shared__ float2 sums;
     const int lane = static_cast<int>(threadIdx.x) % WARP;
     const int at = static_cast<int>(blockIdx.x);
     const int c = static_cast<int>(threadIdx.x) * GROUP;
@@ -55,7 +57,17 @@ __global__ void __launch_bounds__(ROW_MAX / GROUP) norm_row_kernel(struct norm_a
         *reinterpret_cast<float4 *>(row + c) = in[0];
     }
     __syncthreads();
-    const float2 s = norm_sum(row, a.d, a.eps, lane);
+    float2 s = {0, 0};
+    if (!is_many || threadIdx.x < WARP) {
+        s = norm_sum(row, a.d, a.eps, lane);
+    }
+    if (is_many) {
+        if (threadIdx.x == 0) {
+            sums = s;
+        }
+        __syncthreads();
+        s = sums;
+    }
     if (is_there) {
         const float4 out = norm_output(in[0], s.x, s.y, gamma, beta);
         *reinterpret_cast<float4 *>(a.y + at * a.y_stride + c) = out;
@@ -112,7 +124,7 @@ void norm_launch(struct cuda *cu, const struct norm_args &a, bool has_groups)
     if (has_groups && a.d <= ROW_MAX) {
         const int n_thread = (a.d + NORM_COLS - 1) / NORM_COLS * WARP;
         LAUNCH(norm_row_kernel, dim3(static_cast<unsigned>(a.n_row)),
-               dim3(static_cast<unsigned>(n_thread)), 0, cuda_queue(cu), a);
+               dim3(static_cast<unsigned>(n_thread)), 0, cuda_queue(cu), a, a.n_row > 4 * cu->n_sm);
         return;
     }
     const dim3 block = items_block(cu, a.n_row);
