@@ -24,7 +24,7 @@ template <typename T, int width> struct drawn_of {
 
 /* Grid: heads × units. */
 template <typename T, int width, bool is_whole>
-__global__ void __launch_bounds__(BLOCK, 1)
+__global__ void __launch_bounds__(512, 1)
     drawn_kernel(const struct attention_args a, const struct parts p)
 {
     using shape = typename drawn_of<T, width>::shape;

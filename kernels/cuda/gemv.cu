@@ -31,7 +31,7 @@ struct gemv_bf16 {
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = n_half * 8;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
-    static constexpr int n_ahead = n_nt == 4 ? 1 : 4 / n_half;
+    static constexpr int n_ahead = n_nt == 4 ? 2 : 4 / n_half;
     static constexpr int part_floats = n_token * stride; /* of a chunk */
     static_assert(n_half == 1 || n_half == 2, "an mma");
 };
@@ -504,7 +504,8 @@ void gemv_run_of(struct cuda *cu, const struct linear_args *a)
     }
     const int groups = (a->n_tok + shape::n_token - 1) / shape::n_token;
     const int n_tile = (2 * a->n_tile + shape::n_half - 1) / shape::n_half;
-    const int n_each = (n_tile * groups + cu->n_sm - 1) / cu->n_sm; /* tiles of a block */
+    const int n_block = shape::n_nt == 1 && n_tile <= 2 * cu->n_sm ? 2 * cu->n_sm : cu->n_sm;
+    const int n_each = (n_tile * groups + n_block - 1) / n_block; /* tiles of a block */
     const dim3 grid(static_cast<unsigned>((n_tile + n_each - 1) / n_each),
                     static_cast<unsigned>(groups));
     LAUNCH((gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,

@@ -380,7 +380,7 @@ static bool is_few(const struct cuda *cu, int64_t n_tok, const struct weight *w)
     }
     const int64_t tiles =
         (n_tok + SMALL_TILE - 1) / SMALL_TILE * ((n_out + SMALL_TILE - 1) / SMALL_TILE);
-    return n_tok <= GEMV_ROWS || (n_tok <= SMALL_TILE && tiles < 2 * cu->n_sm) ||
+    return n_tok <= GEMV_ROWS || (n_tok <= 32 && w->dtype != DTYPE_F32) || (n_tok <= SMALL_TILE && tiles < 2 * cu->n_sm) ||
            tiles * IDLE_SHARE <= cu->n_sm;
 }
 
