@@ -23,8 +23,8 @@ template <typename T, int width> struct drawn_of {
 };
 
 /* Grid: heads × units. */
-template <typename T, int width, bool is_whole>
-__global__ void __launch_bounds__(512, 1)
+template <typename T, int width, bool is_whole, int n_thread>
+__global__ void __launch_bounds__(n_thread, n_thread == BLOCK ? 1 : 4)
     drawn_kernel(const struct attention_args a, const struct parts p)
 {
     using shape = typename drawn_of<T, width>::shape;
@@ -39,20 +39,30 @@ __global__ void __launch_bounds__(512, 1)
     drawn_attend<shape, is_whole, T>(a, p, {.part = part, .o = o}, unit, head);
 }
 
-template <typename T, int width, bool is_whole>
-void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p, int n_row,
+template <typename T, int width, bool is_whole, int n_thread>
+void drawn_launch(struct cuda *cu, const struct attention_args *a, const struct parts *p,
                   int n_unit)
 {
     const size_t bytes = sizeof(float) * static_cast<size_t>(p->n_part_max * a->d_pad);
     CHECK(bytes <= SHARED_BYTES_MAX);
-    if (!cuda_shared(cu, drawn_kernel<T, width, is_whole>, bytes, "attention")) {
+    if (!cuda_shared(cu, drawn_kernel<T, width, is_whole, n_thread>, bytes, "attention")) {
         return;
     }
     const dim3 grid(static_cast<unsigned>(a->n_head), static_cast<unsigned>(n_unit));
-    const int n_thread = n_row * a->n_head > cu->n_sm ? BLOCK_OF_MANY : BLOCK;
-    LAUNCH((drawn_kernel<T, width, is_whole>), grid, dim3(static_cast<unsigned>(n_thread)), bytes,
+    LAUNCH((drawn_kernel<T, width, is_whole, n_thread>), grid, dim3(n_thread), bytes,
            cuda_queue(cu), *a, *p);
     cuda_check(cu, "attention");
+}
+
+template <typename T, int width, bool is_whole>
+void drawn_launch_by_rows(struct cuda *cu, const struct attention_args *a, const struct parts *p,
+                          int n_row, int n_unit)
+{
+    if (n_row * a->n_head > cu->n_sm) {
+        drawn_launch<T, width, is_whole, BLOCK_OF_MANY>(cu, a, p, n_unit);
+    } else {
+        drawn_launch<T, width, is_whole, BLOCK>(cu, a, p, n_unit);
+    }
 }
 
 template <typename T, int width>
@@ -66,9 +76,9 @@ void drawn_launch_of(struct cuda *cu, const struct attention_args *a, const stru
         }
     }
     if (a->kv_piece == 16 && a->has_groups) {
-        drawn_launch<T, width, true>(cu, a, p, n_row, n_unit);
+        drawn_launch_by_rows<T, width, true>(cu, a, p, n_row, n_unit);
     } else {
-        drawn_launch<T, width, false>(cu, a, p, n_row, n_unit);
+        drawn_launch_by_rows<T, width, false>(cu, a, p, n_row, n_unit);
     }
 }
 

@@ -42,24 +42,23 @@ struct fuse_case {
 };
 
 static const struct fuse_case cases[] = {
-    /* of one block to each tile of 16 outputs, two, four and, where weights are row-major, half a tile */
+    /* of a tile of 16 outputs for each block, of several and, where weights are row-major, half a tile; of more rows apart */
     {1, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {1, 1024, 300, ADD_NORM, PRODUCT, DTYPE_F16, false, false, 0, "add_norm_linear"},
-    {8, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm_linear"},
-    {5, 32, 1000, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
-    {3, 96, 180, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
+    {8, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm"},
+    {5, 32, 1000, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm"},
+    {3, 96, 180, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm"},
     {2, 96, 180, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {1, 96, 1000, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
     {1, 1024, 64, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
-    {8, 256, 60, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
-    {8, 256, 60, NORM, PRODUCT, DTYPE_F16, false, false, 0, "norm_linear"},
-    {3, 288, 20, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 8, "add_norm_linear"},
+    {8, 256, 60, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm"},
+    {2, 256, 60, NORM, PRODUCT, DTYPE_F16, false, false, 0, "norm_linear"},
+    {2, 288, 20, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 8, "add_norm_linear"},
     /* widths that are no multiple of a block of k, and the widest */
     {2, 4, 33, NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
-    {7, 36, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm_linear"},
-    {4, 1060, 65, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
-    {6, 2048, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
-    {8, 2048, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm"}, /* too much shared memory */
+    {2, 36, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm_linear"},
+    {2, 1060, 65, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
+    {2, 2048, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     /* F32 weights, whose products norm nothing */
     {1, 1024, 70, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
     {3, 100, 33, NORM, PRODUCT, DTYPE_F32, false, false, 4, "norm"},
@@ -68,15 +67,15 @@ static const struct fuse_case cases[] = {
     /* embeddings */
     {1, 1024, 70, EMBED_NORM, PRODUCT, DTYPE_BF16, true, false, 0, "embed_norm_linear"},
     {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F32, true, false, 4, "embed_norm"},
-    {8, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F16, true, false, 4, "embed_norm_linear"},
+    {2, 36, 40, EMBED_NORM, PRODUCT, DTYPE_F16, true, false, 4, "embed_norm_linear"},
     {5, 100, 40, EMBED_NORM, NOTHING, DTYPE_BF16, true, false, 0, "embed_norm"},
     {12, 2052, 40, EMBED_NORM, PRODUCT, DTYPE_BF16, true, false, 0, "embed_norm"},
     {12, 1100, 4, EMBED_NORM, PRODUCT, DTYPE_F32, true, true, 0, "embed_norm"},
     {2, 33, 40, EMBED_NORM, PRODUCT, DTYPE_BF16, true, true, 3, "embed_norm"},
-    {3, 64, 40, EMBED_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm_linear"},
+    {3, 64, 40, EMBED_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "norm"},
     {3, 64, 40, EMBED_NORM, UPLOAD, DTYPE_BF16, true, false, 0, "embed_norm"},
     /* more than one reader */
-    {4, 64, 40, ADD_NORM, TWO_PRODUCTS, DTYPE_BF16, false, false, 0, "add_norm_linear"},
+    {2, 64, 40, ADD_NORM, TWO_PRODUCTS, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     /* what others would still read is in the way, or the kernels do not take it */
     {4, 64, 40, ADD_NORM, PRODUCT, DTYPE_BF16, true, false, 0, NULL},
     {4, 64, 40, ADD_NORM, PRODUCT_INTO_R, DTYPE_BF16, false, false, 0, NULL},
