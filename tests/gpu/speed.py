@@ -38,11 +38,11 @@ RUNS = [
     ("top_p", ["--top-p", "0.9"], ["decode:1,32"], {}),
     ("", WIDE, ["decode:1,32", "prefill:4096"], {}),
     ("", WIDE + DEEP, ["decode:1,32", "prefill:4096"], {}),
-    *[("", ["--kind", "flat", "--keys", str(n)], ["decode:1", "memory:1,32"], {})
-      for n in FLAT_KEYS],
     ("f32", ["--dtype", "f32"], ["decode:1,32", "prefill:512,4096"], {}),
     ("f32 fast", ["--dtype", "f32", "--deterministic", "off"], ["decode:1,32", "prefill:512,4096"], {}),
     ("ops", [], ["ops:1,32,256,2048"], {}),
+    *[("", ["--kind", "flat", "--keys", str(n)], ["decode:1", "memory:1,32"], {})
+      for n in FLAT_KEYS],
 ]
 SMALL_RUNS = [
     ("", [], ["rates", "decode:1,2", "prefill:64", "score:64", "memory:1,2"], {}),
