@@ -1,5 +1,6 @@
 /* Causal attention of rows of requests on tensor cores: of a cache in BF16 and
- * heads of a multiple of 16 columns, up to 128; never with --dtype f32 or PKMSERVE_CUDA_ATTENTION=0.
+ * heads of a multiple of 16 columns, up to 128, that begin at multiples of 16 bytes; never with --dtype f32 or
+ * PKMSERVE_CUDA_ATTENTION=0.
  *
  * Queries, keys, shares and values are BF16, sums and the softmax F32. Per row and head
  *   q_c  = q·scale·log2(e), rounded to BF16
