@@ -21,15 +21,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# All constants of the estimate: what it says it needs, no more. A measurement corrects them here.
+# All constants of the estimate: what it says it needs, no more. A measurement corrects them here: those that say so are
+# of the report in tests/bench/results.
 MODEL = {
     "sm": (132, "multiprocessors of an H200"),
-    "bandwidth": (4.3e12, "bytes/s, copy within an H200's memory"),
+    "bandwidth": (4.1e12, "bytes/s, copy within an H200's memory, measured"),
     "sm_bandwidth": (40e9, "bytes/s that one multiprocessor draws"),
     "cache": (50e6, "bytes of its second-level cache"),
-    "matrix": (790e12, "BF16 operations/s, cuBLASLt's best: the floor of a product"),
-    "mma": (300e12, "BF16 operations/s of our mma.sync kernels, all multiprocessors full"),
-    "cublaslt": (600e12, "the same of cuBLASLt"),
+    "matrix": (643e12, "BF16 operations/s, cuBLASLt's best as the backend measures it: the floor of a product"),
+    "mma": (110e12, "BF16 operations/s of our mma.sync kernels, all multiprocessors full; measured 77 to 140"),
+    "cublaslt": (420e12, "the same of cuBLASLt by one algorithm, of 1024 rows; measured 380 to 640"),
     "f32": (33e12, "F32 operations/s of our multiply-adds, the same"),
     "logit": (44, "instructions of outputs for a logit: 355 for a warp's 256, of its code for sm_90"),
     "selection": (61440, "instructions of a memory's selections for a row and head: 1920 of a warp, of its code for sm_90"),
@@ -37,7 +38,7 @@ MODEL = {
     "pairs_us": (0.8, "likewise among the pairs of both, and the weights"),
     "arrive_us": (0.8, "until a block knows that all others of a tile are done: a fence and an atomic"),
     "node_us": (1.2, "from the end of a kernel to the start of the next, in a graph"),
-    "latency_us": (1.3, "of a kernel: first bytes from memory, last sums"),
+    "latency_us": (1.6, "of a kernel: first bytes from memory, last sums; from measured steps"),
 }
 # µs of dependent reads and barriers of an op that its bytes do not explain.
 # Of drawn tokens attention's is that of attention_drawn.cuh's head comment, less a latency, and longer where blocks
@@ -399,18 +400,39 @@ def described(op):
     return "%s %d×%d %s" % (op.op, op.cols, op.inner, op.dtype) if op.op.endswith("linear") else op.op
 
 
+def measured():
+    """(part, rows) -> µs of the steps in the newest report of a GPU; {} without one."""
+    found = {}
+    titles = {"Decode, one token of each sequence": "decode", "Prefill": "prefill",
+              "Scoring, every row through the vocabulary": "score", "The memory layer alone": "memory"}
+    for path in sorted((ROOT / "tests/bench/results").glob("gpu-*.md"))[-1:]:
+        for section in path.read_text().split("\n## ")[1:]:
+            part = titles.get(section.splitlines()[0])
+            pattern = r"^\| product 262144 \| (\d+) \| ([\d.]+) \|" if part == "memory" else r"^\| (\d+) \| ([\d.]+) \|"
+            if part:
+                found.update({(part, int(n)): float(us) for n, us in re.findall(pattern, section, re.M)})
+    return found
+
+
+def measured_us(found, part, rows):
+    return "%.0f" % found[part, rows] if (part, rows) in found else "-"
+
+
 def summary_rows(counted, shape, usage):
+    found = measured()
     for record, step in counted:
         us, floor = step_us(step, record, shape, usage), floor_us(record)
         few = sum(op.n * sum(each[0] != LIBRARY and blocks_of(each) < constant("sm") / 2 for each in op.launches)
                   for op in step.ops)
         yield ("%s of %d" % (record["part"], record["rows"]), "%d" % step.nodes, "graph" if step.is_graph else "eager",
                "%d" % few, "%.0f" % (record["bytes"] / 1e6), "%.1f" % (step.up / 1e3),
-               "%.0f" % floor, "%.0f" % us, "%.0f %%" % (100 * floor / us))
+               "%.0f" % floor, "%.0f" % us, "%.0f %%" % (100 * floor / us),
+               measured_us(found, record["part"], record["rows"]))
 
 
 def layer_rows(counted, shape, usage):
     """The memory layer: query (the product of an F32 weight, split or not), search, read."""
+    found = measured()
     for record, step in counted:
         if record["part"] == "score":
             continue
@@ -422,7 +444,7 @@ def layer_rows(counted, shape, usage):
         if len(parts) == 3:
             yield ("%d" % record["rows"], "%d" % sum(n for n, _ in parts.values()),
                    *("%.1f" % parts[name][1] for name in ("query", "pkm_search", "pkm_read")),
-                   "%.0f" % sum(us for _, us in parts.values()))
+                   "%.0f" % sum(us for _, us in parts.values()), measured_us(found, "memory", record["rows"]))
 
 
 def op_rows(step, record, shape, usages):
@@ -446,7 +468,7 @@ def op_rows(step, record, shape, usages):
 INTRODUCTION = """# What a step launches, counted
 
 **Counted, not measured**: written by `make gpu-count GPU_COUNT="--write kernels/cuda/COUNT.md"`, on a machine without a
-GPU. Model A: 12 layers of 1024, 16 heads, 60k vocabulary, one memory of 512² slots with 4 heads of 32, BF16;
+GPU; what was measured stands beside it, from the newest report in `tests/bench/results`, on an H200. Model A: 12 layers of 1024, 16 heads, 60k vocabulary, one memory of 512² slots with 4 heads of 32, BF16;
 generated tokens in the middle of a context of 512, prompts of 512. Nodes, grids and bytes are what the test double was
 asked for; registers, shared memory and spills are ptxas's, blocks per multiprocessor follow from them. The times follow
 from the constants below and from nothing else: each launch costs a node and a latency, an op the largest of its bytes
@@ -469,9 +491,9 @@ def write_report(counted, shape, usages):
     lines += table(["constant", "value", "what"], [("`%s`" % k, "%g" % v, text) for k, (v, text) in MODEL.items()])
     lines += ["", "## Steps"] + table(
         ["step", "nodes", "as", "nodes on less than half of the multiprocessors", "MB at least", "KB up",
-         "floor µs", "estimate µs", "share"], summary_rows(counted, shape, usage))
+         "floor µs", "estimate µs", "share", "measured µs"], summary_rows(counted, shape, usage))
     lines += ["", "## The memory layer"] + table(
-        ["rows", "nodes", "query µs", "search µs", "read µs", "all µs"], layer_rows(counted, shape, usage))
+        ["rows", "nodes", "query µs", "search µs", "read µs", "all µs", "measured µs"], layer_rows(counted, shape, usage))
     head = [name.replace("%s", named) for name in OP_HEAD]
     for record, step in counted:
         lines += ["", "## %s of %d, op by op" % (record["part"].capitalize(), record["rows"])] + table(
