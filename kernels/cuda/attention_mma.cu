@@ -27,10 +27,10 @@
  * rows that see much are shared out among blocks: these leave their parts in scratch, and the last one
  * to arrive merges them, which changes no bits. Of 128 k positions and 16 heads a block would read 2048
  * splits one after the other, some 2 ms; 264 that share them are bound by the cache's bytes, some 130 µs,
- * and the last of a head merges 128 parts in some 50 (0.4 each). Not measured yet.
+ * and the last of a head merges 128 parts in some 50 (0.4 each): an estimate.
  *
  * The chain of a block, by estimate, in µs: the tile 0.3 (second-level cache) → positions, page numbers,
- * queries 0.3 → keys 0.3 → of each split the scores, two barriers, the values, 0.6. Not measured yet.
+ * queries 0.3 → keys 0.3 → of each split the scores, two barriers, the values, 1.4. On an H200 1024 rows in texts of 512 take 16.5.
  *
  * In a block keys arrive while values are multiplied, and values while keys are. Fragments are read
  * from shared memory by ldmatrix, whose rows of 16 bytes lie in different banks because rows are an odd number of

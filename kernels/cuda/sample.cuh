@@ -6,7 +6,7 @@
  * these blocks, merges them and draws:
  *   - temperature 0: the first group with the largest logit, the first id in it;
  *   - no filter: the group, then the token, at which the sum of shares in id order exceeds u;
- *   - filters: the best tokens are listed in order (vocab.cuh), first about as many as two thirds
+ *   - filters: the best tokens are listed in order (vocab_list.cuh), first about as many as two thirds
  *     of the groups, then about five times the groups, and the list is cut and drawn from. Only a
  *     distribution so flat that it keeps more than VOCAB_LIST tokens is searched instead of sorted.
  *
@@ -17,7 +17,7 @@
 #ifndef KERNELS_CUDA_SAMPLE_CUH
 #define KERNELS_CUDA_SAMPLE_CUH
 
-#include "kernels/cuda/vocab.cuh"
+#include "kernels/cuda/vocab_list.cuh"
 
 namespace
 {

@@ -450,7 +450,8 @@ int main(void)
         cmocka_unit_test_setup(test_drawn_tokens_do_not_go_to_cublaslt, usual_device),
         cmocka_unit_test_setup(test_few_outputs_are_shared_out_to_more_blocks, usual_device),
         cmocka_unit_test_setup(test_few_outputs_of_more_tokens_are_shared_out_too, usual_device),
-        cmocka_unit_test_setup(test_many_outputs_have_a_block_for_each_multiprocessor, usual_device),
+        cmocka_unit_test_setup(test_many_outputs_have_a_block_for_each_multiprocessor,
+                               usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -97,12 +97,12 @@ static inline int group_close(void **state)
 
 static inline int fine_device(void **state)
 {
-    static const char *const variables[] = {"CUDA_HOST_FAIL_MALLOC",   "CUDA_HOST_FAIL_HOST_ALLOC",
-                                            "CUDA_HOST_FAIL_LAUNCH",   "CUDA_HOST_FAIL_SYNC",
-                                            "CUDA_HOST_FAIL_CAPTURE",  "PKMSERVE_CUDA_GRAPHS",
-                                            "PKMSERVE_CUDA_OVERLAP",   "CUDA_HOST_SM",
-                                            "CUDA_HOST_CODE",          "PKMSERVE_CUDA_SPLIT",
-                                            "CUDA_HOST_TRACE",         "PKMSERVE_CUDA_FUSE",
+    static const char *const variables[] = {"CUDA_HOST_FAIL_MALLOC",  "CUDA_HOST_FAIL_HOST_ALLOC",
+                                            "CUDA_HOST_FAIL_LAUNCH",  "CUDA_HOST_FAIL_SYNC",
+                                            "CUDA_HOST_FAIL_CAPTURE", "PKMSERVE_CUDA_GRAPHS",
+                                            "PKMSERVE_CUDA_OVERLAP",  "CUDA_HOST_SM",
+                                            "CUDA_HOST_CODE",         "PKMSERVE_CUDA_SPLIT",
+                                            "CUDA_HOST_TRACE",        "PKMSERVE_CUDA_FUSE",
                                             "PKMSERVE_CUDA_ATTENTION"};
     (void)state;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
