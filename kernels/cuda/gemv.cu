@@ -491,9 +491,11 @@ void gemv_run_of(struct cuda *cu, const struct linear_args *a)
     const size_t part_bytes = static_cast<size_t>(n_chunk) * shape::part_floats * sizeof(float);
     const int n_turn = (n_chunk + n_warp - 1) / n_warp;
     const size_t x_bytes = stage_bytes(a->n_tok, n_warp * n_turn);
-    const struct gemv_plan plan = {n_chunk, n_turn, 2 * part_bytes <= PART_BYTES_MAX ? 2 : 1,
-                                   shape::x == GEMV_X_ROUNDED && shape::n_nt == 1 && n_turn > 1 &&
-                                       a->n_tok <= 8 && x_bytes <= PART_BYTES_MAX};
+    const int n_part = 2 * part_bytes <= PART_BYTES_MAX ? 2 : 1;
+    const bool stages_x = shape::x == GEMV_X_ROUNDED && shape::n_nt == 1 && n_turn > 1 &&
+                          a->n_tok <= 8 &&
+                          static_cast<size_t>(n_part) * part_bytes + x_bytes <= cu->shared_max;
+    const struct gemv_plan plan = {n_chunk, n_turn, n_part, stages_x};
     CHECK(shape::x != GEMV_X_NORMED || n_chunk <= 2 * GEMV_WARPS_MAX);
     const size_t shared =
         static_cast<size_t>(plan.n_part) * part_bytes + (shape::x == GEMV_X_NORMED ? sweeps_bytes(a)

@@ -71,8 +71,35 @@ static void test_an_activation_for_others_stays(void **state)
     backend_close(be);
 }
 
-/* The same of our own kernels, which leave the F32 memory alone: rows that gemv norms, that it and gemm multiply, and
- * more than there is room for. */
+/* The same of our own kernels, which leave the F32 memory alone. */
+static void check_own_ffn(struct backend *be, struct shape shape, enum act act, bool is_rounded)
+{
+    const struct shape back = {shape.n_tok, shape.n_out, shape.n_in, 0};
+    struct product up;
+    struct product down;
+    product_open(&up, be, shape, DTYPE_BF16);
+    product_open(&down, be, back, DTYPE_BF16);
+    op_linear(be, up.y, up.x, up.w, up.bias, act);
+    op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
+    uint32_t *const apart = product_bits(&down, be);
+    const struct tensor before = random_tensor(shape.n_tok, shape.n_out, 1);
+    be->op->upload(be, up.y, before.data);
+    const struct ffn ffn = {
+        .up = up.w, .down = down.w, .up_bias = up.bias, .down_bias = down.bias, .act = act};
+    op_ffn(be, down.y, up.y, up.x, &ffn);
+    uint32_t *const together = product_bits(&down, be);
+    uint32_t *const hidden = product_bits(&up, be);
+    assert_int_equal(n_unequal(apart, together, back), 0);
+    assert_int_equal(n_unequal(hidden, before.data, shape) == 0, is_rounded);
+    free(apart);
+    free(together);
+    free(hidden);
+    free(before.data);
+    product_close(&up, be);
+    product_close(&down, be);
+}
+
+/* Rows that gemv norms, that it and gemm multiply, and more than there is room for. */
 static void test_own_kernels_round_an_activation_once(void **state)
 {
     static const struct shape shapes[] = {{600, 64, 96, 0}, {1, 64, 96, 0},  {8, 64, 96, 0},
@@ -82,34 +109,26 @@ static void test_own_kernels_round_an_activation_once(void **state)
     (void)state;
     struct backend *const be = cuda_open(OWN);
     for (int i = 0; i < N_SHAPE; i++) {
-        const struct shape shape = shapes[i];
-        const struct shape back = {shape.n_tok, shape.n_out, shape.n_in, 0};
-        const enum act act = i % 2 == 0 ? ACT_GELU : ACT_RELU;
-        const bool is_rounded = shape.n_tok <= 512 && shape.n_out % 32 == 0;
-        struct product up;
-        struct product down;
-        product_open(&up, be, shape, DTYPE_BF16);
-        product_open(&down, be, back, DTYPE_BF16);
-        op_linear(be, up.y, up.x, up.w, up.bias, act);
-        op_linear(be, down.y, up.y, down.w, down.bias, ACT_NONE);
-        uint32_t *const apart = product_bits(&down, be);
-        const struct tensor before = random_tensor(shape.n_tok, shape.n_out, 1);
-        be->op->upload(be, up.y, before.data);
-        const struct ffn ffn = {
-            .up = up.w, .down = down.w, .up_bias = up.bias, .down_bias = down.bias, .act = act};
-        op_ffn(be, down.y, up.y, up.x, &ffn);
-        uint32_t *const together = product_bits(&down, be);
-        uint32_t *const hidden = product_bits(&up, be);
-        assert_int_equal(n_unequal(apart, together, back), 0);
-        assert_int_equal(n_unequal(hidden, before.data, shape) == 0, is_rounded);
-        free(apart);
-        free(together);
-        free(hidden);
-        free(before.data);
-        product_close(&up, be);
-        product_close(&down, be);
+        const struct shape *const shape = &shapes[i];
+        check_own_ffn(be, *shape, i % 2 == 0 ? ACT_GELU : ACT_RELU,
+                      shape->n_tok <= 512 && shape->n_out % 32 == 0);
     }
     backend_close(be);
+}
+
+/* Rounded rows of many chunks, which are staged in shared memory where there is enough of it, beside their sums. */
+static void test_wide_rows_fit_a_small_multiprocessor(void **state)
+{
+    (void)state;
+    static const char *const versions[] = {"86", "90"}; /* what a kernel may have stays */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(setenv("CUDA_HOST_SM", versions[i], 1), 0);
+        struct backend *const be = cuda_open(OWN);
+        check_own_ffn(be, (struct shape){8, 32, 4096, 0}, ACT_RELU, true);
+        check_own_ffn(be, (struct shape){32, 32, 6400, 0}, ACT_RELU, true);
+        backend_close(be);
+    }
+    assert_int_equal(unsetenv("CUDA_HOST_SM"), 0);
 }
 
 /* The ops that a product may follow. */
@@ -456,6 +475,7 @@ int main(void)
         cmocka_unit_test_setup(test_an_activation_is_rounded_once, usual_device),
         cmocka_unit_test_setup(test_an_activation_for_others_stays, usual_device),
         cmocka_unit_test_setup(test_own_kernels_round_an_activation_once, usual_device),
+        cmocka_unit_test_setup(test_wide_rows_fit_a_small_multiprocessor, usual_device),
         cmocka_unit_test_setup(test_a_product_of_another_type_rounds_its_rows, usual_device),
         cmocka_unit_test_setup(test_rows_are_rounded_by_the_op_before, usual_device),
         cmocka_unit_test_setup(test_drawn_rows_are_rounded_by_the_op_before, usual_device),
