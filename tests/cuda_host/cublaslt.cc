@@ -1,6 +1,7 @@
 /* cuBLASLt, a library of its own as the real one is (libcublasLt.so.0). Matrix products by plain
  * loops, as a kernel of one thread: so they wait in the stream, are captured into graphs and fail
- * where launches fail.
+ * where launches fail. Tests spend much of their time in them: so operands are widened once, and LANES
+ * products summed side by side.
  *
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
  * epilogue. Inputs both F32, both BF16 or both F16, F32 output, F32 arithmetic (no TF32). A call is
@@ -13,10 +14,12 @@
  * are by their letters; all where it is not set; CUDA_HOST_LT_F16 does so for F16 inputs. With CUDA_HOST_LT_FAIL every product fails. */
 #include "tests/cuda_host/double.h"
 
+#include <algorithm>
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <vector>
 
 struct cuda_host_lt {
     int unused;
@@ -63,7 +66,7 @@ const struct algorithm algorithms[] = {
     {'x', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong where a value of b exceeds 1 */
     {'y', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* varies with the number of columns there */
 };
-enum { N_ALGORITHM = sizeof algorithms / sizeof *algorithms, MANY = 100, PART_MAX = 5 };
+enum { N_ALGORITHM = sizeof algorithms / sizeof *algorithms, MANY = 100, PART_MAX = 5, LANES = 4 };
 
 struct matrix {
     const void *data;
@@ -92,43 +95,78 @@ inline float value(const struct matrix &matrix, int64_t row, int64_t col)
     return matrix.type == CUDA_R_16F ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-/* Whether a column of b has a value above 1: numbers that algorithms are tried with may have none. */
-bool is_large(const struct product &p, int64_t col)
+/* The values of a matrix as F32, each row of n_inner at a multiple of LANES, zeros behind it: [n_outer][n_inner] of a
+ * matrix's rows, or of its columns. */
+std::vector<float> widened(const struct matrix &matrix, int64_t n_outer, int64_t n_inner,
+                           bool is_by_column)
 {
-    bool is_above = false;
-    for (int64_t k = 0; k < p.k && !is_above; ++k) {
-        is_above = value(p.b, k, col) > 1;
+    const int64_t stride = (n_inner + LANES - 1) / LANES * LANES;
+    std::vector<float> values(static_cast<size_t>(n_outer * stride));
+    for (int64_t outer = 0; outer < n_outer; ++outer) {
+        for (int64_t inner = 0; inner < n_inner; ++inner) {
+            values[static_cast<size_t>(outer * stride + inner)] =
+                is_by_column ? value(matrix, inner, outer) : value(matrix, outer, inner);
+        }
     }
-    return is_above;
+    return values;
 }
 
-/* Of a column's sums. */
-int part_count(const struct product &p, int64_t col)
+/* Of a column's sums. is_large: it has a value above 1, which the numbers that algorithms are tried with may not have. */
+int part_count(const struct product &p, int64_t col, bool is_large)
 {
     const int few = p.n < 4 ? static_cast<int>(p.n) : 4;
     switch (p.letter) {
     case 'v': return p.n < 64 ? few : +PART_MAX;
     case 'l': return p.n < MANY ? 2 : 3;
     case 'p': return col % 32 < 16 ? 2 : 3;
-    case 'y': return p.n >= 32 && is_large(p, col) ? 3 : 2;
+    case 'y': return p.n >= 32 && is_large ? 3 : 2;
     case 'a': return reinterpret_cast<uintptr_t>(p.d) % 32 == 0 ? 2 : 3;
     default: return 2;
     }
 }
 
+/* Of n_chunk · LANES products: chunk i is added to part i % N. */
+template <int N> float sum_products(const float *x, const float *y, int64_t n_chunk)
+{
+    typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+    const auto *const xs = reinterpret_cast<const lanes *>(x);
+    const auto *const ys = reinterpret_cast<const lanes *>(y);
+    lanes part[PART_MAX] = {};
+    for (int64_t at = 0; at < n_chunk; at += N) {
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) {
+            if (at + i < n_chunk) {
+                part[i] += xs[at + i] * ys[at + i];
+            }
+        }
+    }
+    float sum[PART_MAX];
+    for (int i = 0; i < PART_MAX; ++i) {
+        sum[i] = (part[i][0] + part[i][1]) + (part[i][2] + part[i][3]);
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]) + sum[4];
+}
+
+typedef float (*sum_fn)(const float *x, const float *y, int64_t n_chunk);
+const sum_fn sums[PART_MAX] = {sum_products<1>, sum_products<2>, sum_products<3>, sum_products<4>,
+                               sum_products<PART_MAX>};
+
 void product_run(const struct product p)
 {
+    const std::vector<float> a = widened(p.a, p.m, p.k, false);
+    const std::vector<float> b = widened(p.b, p.n, p.k, true);
+    const int64_t n_chunk = (p.k + LANES - 1) / LANES;
     for (int64_t col = 0; col < p.n; ++col) {
+        const float *const y = &b[static_cast<size_t>(col * n_chunk * LANES)];
+        const bool is_large = std::any_of(y, y + p.k, [](float x) { return x > 1; });
         const bool is_wrong = p.letter == 'w' || (p.letter == 'b' && p.bias != nullptr) ||
-                              (p.letter == 'x' && is_large(p, col));
+                              (p.letter == 'x' && is_large);
         const float error = is_wrong ? 1 : 0;
-        const int n_part = part_count(p, col);
+        const sum_fn sum_of = sums[part_count(p, col, is_large) - 1];
         for (int64_t row = 0; row < p.m; ++row) {
-            float part[PART_MAX] = {};
-            for (int64_t k = 0, i = 0; k < p.k; ++k, i = i + 1 < n_part ? i + 1 : 0) {
-                part[i] += value(p.a, row, k) * value(p.b, k, col);
-            }
-            float sum = ((part[0] + part[1]) + (part[2] + part[3]) + part[4]) * p.alpha + error;
+            float sum =
+                sum_of(&a[static_cast<size_t>(row * n_chunk * LANES)], y, n_chunk) * p.alpha +
+                error;
             if (p.beta != 0) {
                 sum += p.beta * p.c[row + col * p.c_ld];
             }

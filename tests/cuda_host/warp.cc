@@ -11,31 +11,43 @@
 namespace
 {
 
-float widen(bool is_f16, uint32_t pair, int half)
+/* An operand's values as F32. */
+template <int N> void widen(bool is_f16, const uint16_t *bits, float *values)
 {
-    const auto bits = static_cast<uint16_t>(half == 0 ? pair : pair >> 16);
-    return is_f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    if (is_f16) {
+        for (int i = 0; i < N; ++i) {
+            values[i] = f16_to_f32(bits[i]);
+        }
+    } else {
+        for (int i = 0; i < N; ++i) {
+            values[i] = bf16_to_f32(bits[i]);
+        }
+    }
 }
 
 /* The fragments' layout is that of kernels/cuda/portable.cuh. Sums go up in k, from d. */
 void multiply(const uint64_t *value)
 {
+    uint16_t a_bits[16][16], b_bits[16][8];
     float a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < WARP; ++lane) {
         const auto *const part = reinterpret_cast<const struct cuda_host_mma *>(value[lane]);
         const int g = lane / 4, t = lane % 4;
         for (int half = 0; half < 2; ++half) {
-            const int k = 2 * t + half;
-            a[g][k] = widen(part->is_f16, part->a[0], half);
-            a[g + 8][k] = widen(part->is_f16, part->a[1], half);
-            a[g][k + 8] = widen(part->is_f16, part->a[2], half);
-            a[g + 8][k + 8] = widen(part->is_f16, part->a[3], half);
-            b[k][g] = widen(part->is_f16, part->b[0], half);
-            b[k + 8][g] = widen(part->is_f16, part->b[1], half);
+            const int k = 2 * t + half, shift = 16 * half;
+            a_bits[g][k] = static_cast<uint16_t>(part->a[0] >> shift);
+            a_bits[g + 8][k] = static_cast<uint16_t>(part->a[1] >> shift);
+            a_bits[g][k + 8] = static_cast<uint16_t>(part->a[2] >> shift);
+            a_bits[g + 8][k + 8] = static_cast<uint16_t>(part->a[3] >> shift);
+            b_bits[k][g] = static_cast<uint16_t>(part->b[0] >> shift);
+            b_bits[k + 8][g] = static_cast<uint16_t>(part->b[1] >> shift);
             d[g][k] = part->d[half];
             d[g + 8][k] = part->d[2 + half];
         }
     }
+    const bool is_f16 = reinterpret_cast<const struct cuda_host_mma *>(value[0])->is_f16;
+    widen<16 * 16>(is_f16, a_bits[0], a[0]);
+    widen<16 * 8>(is_f16, b_bits[0], b[0]);
     for (int row = 0; row < 16; ++row) {
         for (int k = 0; k < 16; ++k) {
             for (int col = 0; col < 8; ++col) {
