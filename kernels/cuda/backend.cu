@@ -37,13 +37,12 @@ void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *
 
 /* Whether the status is of a kernel that failed while it ran: reported by whatever call comes next.
  * In CUDA's numbering these are neighbours (700 an illegal address .. 721 leaked tensor memory), but
- * for 701, which a launch itself returns, and 720, which a cooperative launch does; and there are
- * broken hardware's: 214 memory, 220 NVLink, 226 a fault that the device has contained. */
+ * for 701, which a launch itself returns; and there are broken hardware's: 214 memory, 220 NVLink, 226 a fault that the device has contained. */
 static bool is_late(cudaError_t status)
 {
     const int number = static_cast<int>(status);
     return number == 214 || number == 220 || number == 226 ||
-           (number >= 700 && number <= 721 && number != 701 && number != 720);
+           (number >= 700 && number <= 721 && number != 701);
 }
 
 bool cuda_ok(struct cuda *cu, cudaError_t status, const char *op)
@@ -193,7 +192,6 @@ static enum err_code read_device(struct cuda *cu, struct err *err)
     cu->n_sm = prop.multiProcessorCount;
     cu->sm_version = prop.major * 10 + prop.minor;
     cu->shared_max = prop.sharedMemPerBlockOptin;
-    cu->launches_together = prop.cooperativeLaunch != 0;
     if (cu->sm_version < SM_MIN) {
         return err_set(err, ERR_UNSUPPORTED,
                        "cuda: %.60s has compute capability %d.%d, at least 8.0 is needed (Ampere "

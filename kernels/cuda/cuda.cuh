@@ -285,7 +285,6 @@ struct cuda {
     bool splits;                 /* what may be: pkm_search_mma.cu, linear_split.cu */
     bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
     enum cuda_dense dense;       /* matrices so far */
-    bool launches_together;      /* the device can: LAUNCH_TOGETHER */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool uses_lt;                /* where it may; else own kernels multiply */
     bool is_drawn;               /* ops that are launched now: step.is_drawn of the open step */

@@ -3,16 +3,15 @@
  * Two compilers read the .cu files of this folder: nvcc, for the GPU, and g++ or clang++ with
  * tests/cuda_host (PKMSERVE_CUDA_HOST defined), which runs each CUDA thread as a fiber on the CPU
  * so that the sanitizers see the kernels. So the kernels keep to a subset that both know:
- *   - launches by LAUNCH and LAUNCH_TOGETHER, dynamic shared memory by DYN_SHARED; no <<<>>>, no
- *     cooperative groups, no cub, no textures, no inline PTX outside this file, no cuda_bf16.h (conversions are below);
+ *   - launches by LAUNCH, dynamic shared memory by DYN_SHARED; no <<<>>>, no cooperative groups, no
+ *     cub, no textures, no inline PTX outside this file, no cuda_bf16.h (conversions are below);
  *   - __shared__ variables, __syncthreads and its _count/_and/_or, __syncwarp(mask),
  *     __shfl_sync/_up/_down/_xor, __ballot_sync, __any_sync, __all_sync, __activemask (never to
  *     decide a result), __reduce_{add,min,max,and,or}_sync (integers), atomicAdd/Inc/Max/Min/CAS/Exch,
  *     __threadfence, __ldg, __popc, __clz, __ffs, __brev, __byte_perm, __float_as_uint and its kin,
  *     fmaf, expf, exp2f, logf, erff, sqrtf, rsqrtf (not for results), int4/uint4/float4/uint2/float2/dim3;
- *   - blocks of one kernel do not wait for one another, unless LAUNCH_TOGETHER launched it (count_up,
- *     count_wait), but the last one to arrive at an atomic counter may finish the work of all;
- *   - group_sync, a barrier of some warps of a block;
+ *   - blocks of one kernel do not wait for one another, but the last one to arrive at an atomic counter
+ *     may finish the work of all;
  *   - every thread of every kernel calls grid_wait; __ldg, whose reads compilers move past it, is
  *     for constants of the model.
  * The build passes -fmad=false (-ffp-contract=off): a multiply and an add are fused where fmaf says
@@ -63,20 +62,6 @@ static inline void launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, si
     (void)cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-/* The same on a stream, without overlap: all blocks of the grid are under way at once, so that they may
- * wait for one another. The device has room for them all, or it is refused. */
-#define LAUNCH_TOGETHER(kernel, grid, block, shared_bytes, stream, ...)                            \
-    launch_together((kernel), (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
-
-template <typename... P>
-static inline void launch_together(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
-                                   cudaStream_t stream, std::type_identity_t<P>... args)
-{
-    void *pointers[] = {&args...};
-    (void)cudaLaunchCooperativeKernel(reinterpret_cast<const void *>(kernel), grid, block, pointers,
-                                      shared_bytes, stream);
-}
-
 /* Comes back when the kernel before is complete and what it wrote can be read; at once in one that
  * was launched without overlap. Since that kernel has waited too, each of its threads, all before
  * it are complete as well; a thread that left without would break this chain. README.md's rules say
@@ -102,33 +87,6 @@ __device__ __forceinline__ void prefetch_l2(const void *global)
 __device__ __forceinline__ void device_pause()
 {
     __nanosleep(500);
-}
-
-/* A barrier of the n_thread threads, whole warps, that name this group, 1 to 15, as __syncthreads is of
- * all. */
-__device__ __forceinline__ void group_sync(int group, int n_thread)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(group), "r"(n_thread) : "memory");
-}
-
-/* Adds 1 to a counter that other blocks wait for: who sees it there sees what this thread wrote before,
- * and what it saw, as behind a barrier what its block wrote. */
-__device__ __forceinline__ void count_up(unsigned *counter)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(counter))
-                 : "memory");
-}
-/* Comes back when the counter has reached goal; both run on past 2^32. For few threads: each asks the
- * second-level cache again and again. */
-__device__ __forceinline__ void count_wait(const unsigned *counter, unsigned goal)
-{
-    unsigned n;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                     : "=r"(n)
-                     : "l"(__cvta_generic_to_global(counter))
-                     : "memory");
-    } while (static_cast<int>(n - goal) < 0);
 }
 
 /* T *const name: the block's dynamic shared memory, 16-byte aligned. */

@@ -129,7 +129,7 @@ void thread_main(void)
         warp_thread_ended(me->warp);
         struct thread *const next = next_take();
         if (next == nullptr) {
-            if (block.n_done < block.n_thread && block.n_paused == 0) {
+            if (block.n_done < block.n_thread) {
                 report_stuck();
             }
             block.idle[block.n_idle++] = fiber;
@@ -175,93 +175,42 @@ namespace
 {
 
 /* Lets whom the barrier held go on. */
-void barrier_open(const struct barrier *barrier)
+void barrier_open(void)
 {
-    if (barrier == &block.barrier[0]) {
-        for (int i = 0; i < block.n_warp; ++i) {
-            warp_wake(&block.warp[i], block.warp[i].all);
-        }
-    } else {
-        const int at = static_cast<int>(barrier - block.barrier);
-        for (int i = 0; i < block.n_thread; ++i) {
-            struct thread *const thread = &block.thread[i];
-            if (thread->barrier == at) {
-                warp_wake(thread->warp, 1u << thread->lane);
-            }
-        }
+    for (int i = 0; i < block.n_warp; ++i) {
+        warp_wake(&block.warp[i], block.warp[i].all);
     }
     warp_keep(self->warp, 1u << self->lane);
 }
 
 } // namespace
 
-int cuda_host_barrier(int at, int n_thread, int value, const struct cuda_host_place &place)
+int cuda_host_barrier(int value, const struct cuda_host_place &place)
 {
-    struct thread *const me = self;
-    struct barrier *const barrier = &block.barrier[at];
+    struct barrier *const barrier = &block.barrier;
     if (barrier->n_arrived == 0) {
-        barrier->n_thread = at == 0 ? block.n_thread : n_thread;
         barrier->place = place;
         barrier->sum = 0;
         barrier->sync = sync_new();
-    } else if (!is_same_place(&barrier->place, &place) ||
-               (at > 0 && barrier->n_thread != n_thread)) {
+    } else if (!is_same_place(&barrier->place, &place)) {
         wait_for_others(&place, 0); /* for ever */
     }
     void *const sync = barrier->sync;
     sync_release(sync);
     barrier->sum += value;
-    if (++barrier->n_arrived < barrier->n_thread) {
-        me->barrier = at;
+    if (++barrier->n_arrived < block.n_thread) {
         wait_for_others(&place, 0);
-        me->barrier = -1;
     } else {
         barrier->n_arrived = 0;
         barrier->result = barrier->sum;
-        barrier_open(barrier);
+        barrier_open();
     }
     sync_acquire(sync);
     return barrier->result;
-}
-
-void cuda_host_group_sync(int group, int n_thread, const struct cuda_host_place &place)
-{
-    if (group <= 0 || group >= BARRIER_MAX || n_thread <= 0 || n_thread % WARP != 0 ||
-        n_thread > block.n_thread) {
-        die("%s:%d: %s of %s: group %d of %d threads", place.file, place.line, place.what, who(),
-            group, n_thread);
-    }
-    (void)cuda_host_barrier(group, n_thread, 0, place);
 }
 
 void cuda_host_fence(void)
 {
     sync_release(&sync_fence);
     sync_acquire(&sync_fence);
-}
-
-/* ---- other blocks --------------------------------------------------------------------------- */
-
-void cuda_host_count_wait(const unsigned int *counter, unsigned int goal,
-                          const struct cuda_host_place &place)
-{
-    struct thread *const me = self;
-    bool has_paused = false;
-    for (;;) {
-        const unsigned int n = __atomic_load_n(counter, __ATOMIC_RELAXED);
-        cuda_host_fence();
-        if (static_cast<int>(n - goal) >= 0) {
-            block.has_moved = block.has_moved || has_paused;
-            return;
-        }
-        if (!block.is_together) {
-            die("%s:%d: %s of %s, whose blocks are not launched together", place.file, place.line,
-                place.what, who());
-        }
-        has_paused = true;
-        me->is_paused = true;
-        block.n_paused++;
-        wait_for_others(&place, 0);
-        sync_acquire(&sync_launch); /* after who put the block's shared memory back */
-    }
 }

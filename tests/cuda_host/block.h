@@ -4,8 +4,7 @@
 
 #include "tests/cuda_host/fiber.h"
 
-/* Barriers of a block; barrier 0 is that of all its threads. */
-enum { COPY_MAX = 256, BARRIER_MAX = 16 };
+enum { COPY_MAX = 256 };
 
 /* An asynchronous copy under way. */
 struct copy {
@@ -26,14 +25,11 @@ struct thread {
     /* Copies under way: [copy_first, copy_end), oldest first. */
     int copy_first, copy_end;
     int copy_group;           /* that copies belong to until the next commit */
-    int barrier;              /* that it waits at; -1: at none */
     bool has_waited, is_held; /* at grid_wait */
-    bool is_paused;           /* waits for another block */
 };
 
-/* Of some threads of a block, or all. */
+/* Of a block's threads. */
 struct barrier {
-    int n_thread; /* that are to come */
     int n_arrived, sum, result;
     struct cuda_host_place place;
     void *sync;
@@ -65,10 +61,7 @@ struct block {
     int parity;               /* of the block in its bank, for ThreadSanitizer */
     bool is_early;            /* grid_wait holds its threads */
     int n_held;
-    bool is_together; /* with the other blocks of its launch */
-    int n_paused;
-    bool has_moved; /* a thread that was paused goes on */
-    struct barrier barrier[BARRIER_MAX];
+    struct barrier barrier;
     struct warp warp[WARP_MAX];
     struct thread thread[BLOCK_MAX];
     struct fiber *idle[BLOCK_MAX]; /* that no thread uses, the last given back first */
@@ -163,7 +156,7 @@ wait_for_others(const struct cuda_host_place *place, unsigned int mask)
     struct thread *const next = next_take();
     if (next != nullptr) {
         thread_switch(next);
-    } else if (block.n_held + block.n_paused > 0) {
+    } else if (block.n_held > 0) {
         fiber_switch(&fiber_caller);
     } else {
         report_stuck();

@@ -468,15 +468,6 @@ bool graph_is_refused(void)
     return cudaStreamSynchronize(stream) == cudaSuccess && is_refused;
 }
 
-/* More blocks than the device holds at once: of so many threads eight on each of eight
- * multiprocessors, of so many bytes one. */
-bool is_too_large(int n_block, int n_thread, size_t shared_bytes, cudaError_t error)
-{
-    int *const y = device_array<int>(N);
-    LAUNCH_TOGETHER(write_dynamic, n_block, n_thread, shared_bytes, nullptr, y, 0);
-    return cudaGetLastError() == error && cudaDeviceSynchronize() == cudaSuccess;
-}
-
 bool launch_limits(void)
 {
     const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -491,11 +482,7 @@ bool launch_limits(void)
            cudaGetLastError() == cudaErrorInvalidValue &&
            cudaFuncSetAttribute(write_dynamic, attribute, 227 * 1024) == cudaSuccess &&
            is_refused(1, 32, 227 * 1024, cudaSuccess) &&
-           is_refused(1, 32, 227 * 1024 + 1, cudaErrorInvalidValue) && graph_is_refused() &&
-           cudaFuncSetAttribute(write_dynamic, attribute, 200 * 1024) == cudaSuccess &&
-           is_too_large(8, 1, 200 * 1024, cudaSuccess) &&
-           is_too_large(9, 1, 200 * 1024, cudaErrorCooperativeLaunchTooLarge) &&
-           is_too_large(65, 256, 256, cudaErrorCooperativeLaunchTooLarge);
+           is_refused(1, 32, 227 * 1024 + 1, cudaErrorInvalidValue) && graph_is_refused();
 }
 
 /* ---- what the environment asks for ---------------------------------------------------------- */

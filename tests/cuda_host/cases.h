@@ -14,10 +14,6 @@ struct test_case {
 /* What must work: cases.cu. What is wrong and must be found: bugs.cu. Both end with a NULL name. */
 extern const struct test_case good_cases[];
 extern const struct test_case bug_cases[];
-/* Both of groups of threads and of blocks under way together: together.cu. */
-extern const struct test_case together_cases[];
-extern const struct test_case together_bug_cases[];
-
 /* Exits with status 2 and the line unless x holds: for what no case is about. */
 #define REQUIRE(x)                                                                                 \
     do {                                                                                           \

@@ -411,7 +411,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc, co
         abort();
     }
     p.relu = (desc->epilogue & CUBLASLT_EPILOGUE_RELU) != 0;
-    const cudaError_t error = cuda_host_call_new("cublasLtMatmul", __FILE__, __LINE__, false,
-                                                 stream, 1, 1, 0, product_run, p);
+    const cudaError_t error =
+        cuda_host_call_new("cublasLtMatmul", __FILE__, __LINE__, stream, 1, 1, 0, product_run, p);
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -20,8 +20,7 @@ struct cuda_host_call {
     const char *name;
     const char *file;
     int line;
-    bool overlaps;    /* launch_queue's */
-    bool is_together; /* all blocks are under way at once */
+    bool overlaps; /* launch_queue's */
     int n_ref;
     dim3 grid, block;
     size_t shared_bytes;
@@ -72,9 +71,9 @@ struct cuda_host_queue {
 };
 
 template <typename... P>
-cudaError_t cuda_host_call_new(const char *name, const char *file, int line, bool is_together,
-                               cuda_host_queue queue, dim3 grid, dim3 block, size_t shared_bytes,
-                               void (*kernel)(P...), std::type_identity_t<P>... args)
+cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cuda_host_queue queue,
+                               dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(P...),
+                               std::type_identity_t<P>... args)
 {
     static_assert((std::is_trivially_copyable_v<P> && ...), "arguments are copied as bytes");
     static_assert((sizeof(P) + ... + 0) <= 4096, "a launch takes 4 KB of arguments");
@@ -83,11 +82,11 @@ cudaError_t cuda_host_call_new(const char *name, const char *file, int line, boo
     if (memory == nullptr) {
         abort();
     }
-    auto *const call = new (memory)
-        call_type{{cuda_host_run<P...>, reinterpret_cast<const void *>(kernel), name, file, line,
-                   queue.overlaps, is_together, 1, grid, block, shared_bytes, ""},
-                  kernel,
-                  std::tuple<P...>(args...)};
+    auto *const call =
+        new (memory) call_type{{cuda_host_run<P...>, reinterpret_cast<const void *>(kernel), name,
+                                file, line, queue.overlaps, 1, grid, block, shared_bytes, ""},
+                               kernel,
+                               std::tuple<P...>(args...)};
     int i = 0;
     (cuda_host_check_arg(&call->base, ++i, args), ...);
     (void)i;
@@ -95,14 +94,8 @@ cudaError_t cuda_host_call_new(const char *name, const char *file, int line, boo
 }
 
 #define LAUNCH(kernel, grid, block, shared_bytes, queue, ...)                                      \
-    static_cast<void>(cuda_host_call_new(#kernel, __FILE__, __LINE__, false, (queue), (grid),      \
-                                         (block), (shared_bytes),                                  \
-                                         (kernel)__VA_OPT__(, ) __VA_ARGS__))
-
-#define LAUNCH_TOGETHER(kernel, grid, block, shared_bytes, stream, ...)                            \
-    static_cast<void>(cuda_host_call_new(#kernel, __FILE__, __LINE__, true, (stream), (grid),      \
-                                         (block), (shared_bytes),                                  \
-                                         (kernel)__VA_OPT__(, ) __VA_ARGS__))
+    static_cast<void>(cuda_host_call_new(#kernel, __FILE__, __LINE__, (queue), (grid), (block),    \
+                                         (shared_bytes), (kernel)__VA_OPT__(, ) __VA_ARGS__))
 
 /* ---- overlap -------------------------------------------------------------------------------- */
 
@@ -121,27 +114,6 @@ static inline void prefetch_l2(const void *global)
 
 static inline void device_pause()
 {
-}
-
-/* ---- groups of threads, and blocks that are under way together ------------------------------ */
-
-void cuda_host_group_sync(int group, int n_thread, const struct cuda_host_place &place);
-/* Comes back once the counter has reached goal; the other blocks run meanwhile. */
-void cuda_host_count_wait(const unsigned int *counter, unsigned int goal,
-                          const struct cuda_host_place &place);
-
-static inline void group_sync(int group, int n_thread, CUDA_HOST_HERE)
-{
-    cuda_host_group_sync(group, n_thread, CUDA_HOST_PLACE("group_sync"));
-}
-static inline void count_up(unsigned int *counter)
-{
-    cuda_host_fence();
-    (void)atomicAdd(counter, 1u);
-}
-static inline void count_wait(const unsigned int *counter, unsigned int goal, CUDA_HOST_HERE)
-{
-    cuda_host_count_wait(counter, goal, CUDA_HOST_PLACE("count_wait"));
 }
 
 /* ---- dynamic shared memory ------------------------------------------------------------------ */

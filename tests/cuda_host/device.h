@@ -40,7 +40,7 @@ struct cuda_host_place {
 
 /* Returns once all threads of the block have arrived, or at another barrier than 0 so many of them: the
  * sum of their values. */
-int cuda_host_barrier(int at, int n_thread, int value, const struct cuda_host_place &place);
+int cuda_host_barrier(int value, const struct cuda_host_place &place);
 
 enum cuda_host_collective {
     COLLECTIVE_SYNC,
@@ -65,19 +65,19 @@ void cuda_host_fence(void);
 
 static inline void __syncthreads(CUDA_HOST_HERE)
 {
-    cuda_host_barrier(0, 0, 0, CUDA_HOST_PLACE("__syncthreads"));
+    cuda_host_barrier(0, CUDA_HOST_PLACE("__syncthreads"));
 }
 static inline int __syncthreads_count(int predicate, CUDA_HOST_HERE)
 {
-    return cuda_host_barrier(0, 0, predicate != 0, CUDA_HOST_PLACE("__syncthreads_count"));
+    return cuda_host_barrier(predicate != 0, CUDA_HOST_PLACE("__syncthreads_count"));
 }
 static inline int __syncthreads_or(int predicate, CUDA_HOST_HERE)
 {
-    return cuda_host_barrier(0, 0, predicate != 0, CUDA_HOST_PLACE("__syncthreads_or")) != 0;
+    return cuda_host_barrier(predicate != 0, CUDA_HOST_PLACE("__syncthreads_or")) != 0;
 }
 static inline int __syncthreads_and(int predicate, CUDA_HOST_HERE)
 {
-    return cuda_host_barrier(0, 0, predicate == 0, CUDA_HOST_PLACE("__syncthreads_and")) == 0;
+    return cuda_host_barrier(predicate == 0, CUDA_HOST_PLACE("__syncthreads_and")) == 0;
 }
 static inline void __syncwarp(unsigned int mask = 0xffffffffu, CUDA_HOST_HERE)
 {

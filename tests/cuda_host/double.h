@@ -21,9 +21,8 @@
 #include "tests/cuda_host/cuda_host.h"
 
 enum { POISON = 0xfd, WARP = 32, BLOCK_MAX = 1024, WARP_MAX = BLOCK_MAX / WARP };
-/* What must outlive other blocks lies in banks: two for launches that overlap, and from BANK_TOGETHER on
- * one for each block of a launch whose blocks are under way together. */
-enum { TOGETHER_MAX = 16, BANK_TOGETHER = 2, BANK_MAX = BANK_TOGETHER + TOGETHER_MAX };
+/* What must outlive other blocks lies in banks, two for launches that overlap. */
+enum { BANK_MAX = 2 };
 enum { SHARED_DEFAULT = 48 << 10, SHARED_OPTIN = 227 << 10 }; /* bytes; what a device has at most */
 
 /* ---- environment.cc ------------------------------------------------------------------------- */
@@ -46,11 +45,10 @@ struct environment {
     int code; /* that kernels were compiled for */
     size_t memory_bytes;
     enum thread_order order;
-    uint64_t random;        /* state */
-    const char *hang;       /* waits take as long as this file is there. NULL: none does */
-    const char *trace;      /* trace.cc's file. NULL: none */
-    bool launches_together; /* the device can */
-    bool is_idle;           /* nothing is run, copied or filled; what comes back is zeros */
+    uint64_t random;   /* state */
+    const char *hang;  /* waits take as long as this file is there. NULL: none does */
+    const char *trace; /* trace.cc's file. NULL: none */
+    bool is_idle;      /* nothing is run, copied or filled; what comes back is zeros */
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */
         cudaError_t error;
@@ -100,8 +98,6 @@ void api_fail(cudaError_t error);
 
 /* Bytes of dynamic shared memory that a launch of kernel may ask for. */
 size_t dynamic_shared_max(const void *kernel);
-/* Blocks of so many threads and bytes that a multiprocessor holds at once. */
-int blocks_per_sm(size_t n_thread, size_t shared_bytes);
 
 /* ---- memory.cc ------------------------------------------------------------------------------ */
 

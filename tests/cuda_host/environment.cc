@@ -104,7 +104,6 @@ void environment_read(void)
     state.hang = getenv("CUDA_HOST_HANG");
     state.trace = getenv("CUDA_HOST_TRACE");
     const char *const idle = getenv("CUDA_HOST_IDLE");
-    state.launches_together = read_size("CUDA_HOST_TOGETHER", 1) != 0;
     state.is_idle = idle != nullptr && strcmp(idle, "1") == 0;
 }
 

@@ -1,5 +1,4 @@
-/* Runs the blocks of a grid, one after another; of one that was launched together, each as far as it
- * gets without the others, in turn, until all have ended.
+/* Runs the blocks of a grid, one after another.
  *
  * For ThreadSanitizer every thread has a stack and a fiber of its own, and those of two blocks that
  * follow one another are different ones; a launch comes before all its threads, and they before
@@ -33,7 +32,7 @@ bool is_shared(const void *data)
 namespace
 {
 
-enum { CANARY_BYTES = 64, TURNS_MAX = 8 };
+enum { CANARY_BYTES = 64 };
 constexpr int PAGE = 4096;
 
 /* The order of a grid's blocks: around it, in steps that meet every one. */
@@ -41,7 +40,7 @@ struct walk {
     uint64_t n, at, step;
 };
 
-/* A block that waits at grid_wait or for other blocks, with what another would overwrite. */
+/* A block that waits at grid_wait, with what another would overwrite. */
 struct begun {
     bool is_there;
     struct walk walk;
@@ -125,7 +124,6 @@ void block_prepare(const struct cuda_host_call *call, int bank)
     const int first_fiber = bank * 2 * BLOCK_MAX;
     block.call = call;
     block.bank = bank;
-    block.is_together = call->is_together;
     block.n_thread = static_cast<int>(size.x * size.y * size.z);
     block.n_warp = (block.n_thread + WARP - 1) / WARP;
     cuda_host_block_dim = size;
@@ -141,7 +139,7 @@ void block_prepare(const struct cuda_host_call *call, int bank)
         thread->fiber = nullptr;
         thread->place = nullptr;
         block.idle[block.n_idle++] = fiber_get(first_fiber + i, thread_main);
-        if (tsan_is_on() && !call->is_together) {
+        if (tsan_is_on()) {
             /* Made here: a thread comes after who makes its fiber. */
             fiber_get(first_fiber + BLOCK_MAX + i, thread_main);
         }
@@ -157,10 +155,8 @@ void block_run(uint3 idx, bool is_early)
 {
     cuda_host_block_idx = idx;
     shared_poison();
-    block.n_done = block.n_held = block.n_paused = 0;
-    for (struct barrier &barrier : block.barrier) {
-        barrier.n_arrived = 0;
-    }
+    block.n_done = block.n_held = 0;
+    block.barrier.n_arrived = 0;
     block.is_early = is_early;
     for (int i = 0; i < block.n_warp; ++i) {
         struct warp *const warp = &block.warp[i];
@@ -169,27 +165,26 @@ void block_run(uint3 idx, bool is_early)
     }
     for (int i = 0; i < block.n_thread; ++i) {
         copies_reset(&block.thread[i]);
-        block.thread[i].has_waited = block.thread[i].is_held = block.thread[i].is_paused = false;
-        block.thread[i].barrier = -1;
+        block.thread[i].has_waited = block.thread[i].is_held = false;
     }
     block.warps_ready = block.n_warp == WARP_MAX ? 0xffffffffu : (1u << block.n_warp) - 1;
     block.n_idle = tsan_is_on() ? 0 : block.n_idle;
-    block.parity = block.is_together ? 0 : block.parity ^ 1;
+    block.parity ^= 1;
     self = nullptr;
     sync_release(&sync_launch);
     thread_switch(next_take());
     canary_check();
 }
 
-/* Whom grid_wait held, or another block, goes on. */
+/* Whom grid_wait held goes on. */
 void block_continue(void)
 {
     block.is_early = false;
-    block.n_held = block.n_paused = 0;
+    block.n_held = 0;
     for (int i = 0; i < block.n_thread; ++i) {
         struct thread *const thread = &block.thread[i];
-        if (thread->is_held || thread->is_paused) {
-            thread->is_held = thread->is_paused = false;
+        if (thread->is_held) {
+            thread->is_held = false;
             warp_wake(thread->warp, 1u << thread->lane);
         }
     }
@@ -266,66 +261,6 @@ struct walk grid_begin(const struct cuda_host_call *call, int bank)
     return walk_of(call->grid);
 }
 
-/* ---- blocks that are under way together -------------------------------------------------- */
-
-/* Keeps the block that has run as far as it can, or frees what is its own. */
-void together_keep(struct begun *to, const struct walk *walk)
-{
-    if (block.n_done < block.n_thread) {
-        block_keep(to, walk);
-    } else {
-        dynamic_shared_free();
-    }
-}
-
-[[noreturn]] void report_together(std::vector<struct begun> *all)
-{
-    say("%s: its blocks wait for one another for ever:", block.call->name);
-    for (struct begun &it : *all) {
-        if (it.is_there) {
-            block_restore(&it);
-            say(" block (%u, %u, %u)", it.idx.x, it.idx.y, it.idx.z);
-            say_waiting();
-        }
-    }
-    die("a count must reach what blocks wait for");
-}
-
-void together_run(const struct cuda_host_call *call)
-{
-    order = environment_get()->order;
-    struct walk walk = walk_of(call->grid);
-    if (walk.n > TOGETHER_MAX) {
-        die("%s:%d: %s has more blocks than the %d that the double runs together", call->file,
-            call->line, call->name, TOGETHER_MAX);
-    }
-    std::vector<struct begun> all(walk.n);
-    for (uint64_t i = 0; i < walk.n; ++i) {
-        block_prepare(call, BANK_TOGETHER + static_cast<int>(i));
-        dynamic_shared_new(call->shared_bytes);
-        walk_run(&walk, call->grid, false);
-        together_keep(&all[i], &walk);
-    }
-    for (int n_still = 0, n_left = 1; n_left > 0;) {
-        bool has_moved = false;
-        n_left = 0;
-        for (struct begun &it : all) {
-            if (it.is_there) {
-                block_restore(&it);
-                block.has_moved = false;
-                block_continue();
-                has_moved = has_moved || block.has_moved;
-                together_keep(&it, &walk);
-                n_left += it.is_there;
-            }
-        }
-        n_still = has_moved ? 0 : n_still + 1;
-        if (n_left > 0 && n_still == TURNS_MAX) {
-            report_together(&all);
-        }
-    }
-}
-
 } // namespace
 
 int block_begin(const struct cuda_host_call *call, bool other_has_bank)
@@ -345,11 +280,6 @@ void block_run_grid(const struct cuda_host_call *call, int bank)
 {
     struct walk walk;
     uint64_t n_done = 0;
-    if (call->is_together) {
-        together_run(call);
-        sync_acquire(&sync_end);
-        return;
-    }
     if (bank != 0) {
         walk = begun[bank - 1].walk;
         block_restore(&begun[bank - 1]);

@@ -71,7 +71,7 @@ $(B)/tests/cuda_host/%.$(1).o: tests/cuda_host/%.cu
 	@mkdir -p $$(@D)
 	$$(call say,C++)
 	$$(Q)$$(CXX) $$(CUDA_HOST_CUDA) $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -c -o $$@ $$<
-$(B)/tests/cuda_host/cases.$(1): $(patsubst %,$(B)/tests/cuda_host/%.$(1).o,cases bugs together) $(CUDA_HOST_OBJ)
+$(B)/tests/cuda_host/cases.$(1): $(patsubst %,$(B)/tests/cuda_host/%.$(1).o,cases bugs) $(CUDA_HOST_OBJ)
 	$$(call say,link)
 	$$(Q)$$(CXX) $$(CUDA_HOST_FLAGS) $$(CUDA_CASES_$(1)) -o $$@ $$^ $$(CUDA_HOST_LINK) $$(LDFLAGS)
 endef
@@ -83,7 +83,7 @@ $(CUDA_UCONTEXT): $(B)/tests/cuda_host/%.ucontext.o: tests/cuda_host/%.cc
 	@mkdir -p $(@D)
 	$(call say,C++)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -DCUDA_HOST_UCONTEXT -c -o $@ $<
-$(B)/tests/cuda_host/cases.ucontext: $(patsubst %,$(B)/tests/cuda_host/%.plain.o,cases bugs together) $(CUDA_UCONTEXT) \
+$(B)/tests/cuda_host/cases.ucontext: $(patsubst %,$(B)/tests/cuda_host/%.plain.o,cases bugs) $(CUDA_UCONTEXT) \
     $(filter-out $(CUDA_UCONTEXT:.ucontext.o=.o),$(CUDA_HOST_OBJ))
 	$(call say,link)
 	$(Q)$(CXX) $(CUDA_HOST_FLAGS) -o $@ $^ $(CUDA_HOST_LINK) $(LDFLAGS)

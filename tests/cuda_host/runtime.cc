@@ -51,8 +51,6 @@ constexpr struct error_text error_texts[] = {
     {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
      "too many resources requested for launch"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
-    {cudaErrorCooperativeLaunchTooLarge, "cudaErrorCooperativeLaunchTooLarge",
-     "too many blocks in cooperative launch"},
     {cudaErrorTensorMemoryLeak, "cudaErrorTensorMemoryLeak", "tensor memory not completely freed"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorContained, "cudaErrorContained",
@@ -236,7 +234,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     prop->multiProcessorCount = environment->n_sm;
     prop->canMapHostMemory = 1;
     prop->unifiedAddressing = 1;
-    prop->cooperativeLaunch = environment->launches_together ? 1 : 0;
     prop->l2CacheSize = 4 << 20;
     prop->pciBusID = PCI_BUS;
     return api_end(cudaSuccess);
@@ -271,24 +268,6 @@ cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes,
     attributes->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_shared_max(kernel));
     return api_end(environment->code > environment->sm ? cudaErrorNoKernelImageForDevice
                                                        : cudaSuccess);
-}
-
-int blocks_per_sm(size_t n_thread, size_t shared_bytes)
-{
-    enum { THREADS = 2048, SYSTEM_BYTES = 1 << 10 };
-    const size_t by_threads = THREADS / n_thread;
-    const size_t by_bytes =
-        (static_cast<size_t>(shared_optin()) + SYSTEM_BYTES) / (shared_bytes + SYSTEM_BYTES);
-    return static_cast<int>(by_threads < by_bytes ? by_threads : by_bytes);
-}
-
-cudaError_t cuda_host_occupancy(int *n_block, const void *kernel, int n_thread, size_t shared_bytes)
-{
-    API_BEGIN;
-    const bool fits =
-        n_thread > 0 && n_thread <= BLOCK_MAX && shared_bytes <= dynamic_shared_max(kernel);
-    *n_block = fits ? blocks_per_sm(static_cast<size_t>(n_thread), shared_bytes) : 0;
-    return api_end(n_thread > 0 ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttribute attr, int value)

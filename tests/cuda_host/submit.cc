@@ -21,17 +21,6 @@ cudaError_t launch_error(const struct cuda_host_call *call)
             call->line, call->name, call->shared_bytes, shared_max);
         return cudaErrorInvalidValue;
     }
-    const uint64_t n_block = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
-    const int n_sm = environment_get()->n_sm;
-    if (call->is_together && !environment_get()->launches_together) {
-        return cudaErrorNotSupported;
-    }
-    if (call->is_together &&
-        n_block > static_cast<uint64_t>(n_sm * blocks_per_sm(n_thread, call->shared_bytes))) {
-        say("%s:%d: %s cannot have %llu blocks under way together", call->file, call->line,
-            call->name, static_cast<unsigned long long>(n_block));
-        return cudaErrorCooperativeLaunchTooLarge;
-    }
     return cudaSuccess;
 }
 

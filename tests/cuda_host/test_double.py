@@ -1,6 +1,6 @@
 """The test double of the CUDA runtime: what works on it, and which planted bugs it finds.
 
-`make tests` builds cases.plain, .asan, .tsan (cases.cu, bugs.cu and together.cu with sanitizers, the double without)
+`make tests` builds cases.plain, .asan, .tsan (cases.cu and bugs.cu with sanitizers, the double without)
 and .ucontext (the portable way of switching) in $B/tests/cuda_host.
 Rerun one case: CUDA_HOST_ORDER=random:2 build/tests/cuda_host/cases.tsan missing_syncwarp
 """
@@ -15,7 +15,7 @@ import pytest
 FOLDER = Path(os.environ.get("B", "build")) / "tests" / "cuda_host"
 ORDERS = ["forward", "reverse", "random:1", "random:2", "random:3"]
 FEW_ORDERS = ["forward", "random:1"]  # where a sanitizer's finding does not depend on it
-RACE = r"ThreadSanitizer: data race[\s\S]*(bugs|together)\.cu:\d+"
+RACE = r"ThreadSanitizer: data race[\s\S]*bugs\.cu:\d+"
 
 pytestmark = pytest.mark.skipif(not (FOLDER / "cases.plain").exists(),
                                 reason="only the plain build has the double's own test")
@@ -46,8 +46,7 @@ def test_what_is_right_works_in_every_order(build):
 @pytest.mark.parametrize("case", ["missing_syncthreads", "missing_syncwarp", "missing_copy_wait",
                                   "uninitialised_shared", "uninitialised_device", "missing_sync",
                                   "source_changed_early", "read_before_grid_wait",
-                                  "copy_before_grid_wait", "write_before_grid_wait",
-                                  "missing_group_sync", "blocks_without_count"])
+                                  "copy_before_grid_wait", "write_before_grid_wait"])
 def test_wrong_result_shows_in_every_order(case):
     for order, status, output in runs("plain", case, ORDERS):
         assert status == 1 and f"{case}: wrong" in output, f"{order}: {output}"
@@ -55,8 +54,7 @@ def test_wrong_result_shows_in_every_order(case):
 
 @pytest.mark.parametrize("case", ["missing_syncthreads", "missing_syncwarp", "shuffle_for_syncwarp",
                                   "missing_copy_wait", "race_of_blocks", "read_before_grid_wait",
-                                  "copy_before_grid_wait", "write_before_grid_wait",
-                                  "missing_group_sync", "blocks_without_count"])
+                                  "copy_before_grid_wait", "write_before_grid_wait"])
 def test_race_is_found_by_thread_sanitizer_in_any_order(case):
     for order, status, output in runs("tsan", case, FEW_ORDERS):
         assert status == 66 and re.search(RACE, output), f"{order}: {output}"
@@ -84,10 +82,6 @@ def test_bad_access_is_found_by_address_sanitizer(case, finding):
     ("divergent_shuffle", r"threads 0-15 wait at .*bugs\.cu:\d+, __shfl_sync with mask ffffffff\n"
                           r".*threads 16-31 wait at .*bugs\.cu:\d+, __syncwarp with mask ffffffff"),
     ("shuffle_outside", r"bugs\.cu:\d+: __shfl_sync of shuffle_from_outside.* lane 20, which does not"),
-    ("group_of_two_sizes", r"threads (0|64)-127 wait at .*together\.cu:\d+, group_sync"),
-    ("count_that_never_comes", r"its blocks wait for one another for ever:\n(.* block \([012], 0, 0\)\n"
-                               r".*threads 0-0 wait at .*together\.cu:\d+, count_wait\n){3}"),
-    ("blocks_wait_apart", r"together\.cu:\d+: count_wait of read_next.* whose blocks are not launched together"),
     ("missing_grid_wait", r"add_one.*, thread \(5, 0, 0\) left without grid_wait"),
     ("host_pointer_to_kernel", r"bugs\.cu:\d+: argument 1 of add_plainly is an address that the device"),
 ])

@@ -452,7 +452,6 @@ static void test_failed_launch_stays_and_names_the_op(void **state)
 {
     (void)state;
     fail_launch("2", "cuda: norm failed: too many resources requested for launch");
-    fail_launch("2:720", "cuda: norm failed: too many blocks in cooperative launch");
 }
 
 static void lose_device(const char *sync, const char *words)

@@ -133,7 +133,6 @@ enum cudaError {
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchOutOfResources = 701,
     cudaErrorLaunchFailure = 719,
-    cudaErrorCooperativeLaunchTooLarge = 720,
     cudaErrorTensorMemoryLeak = 721,
     cudaErrorNotSupported = 801,
     cudaErrorSystemDriverMismatch = 803,
@@ -160,7 +159,6 @@ struct cudaDeviceProp {
     int integrated;
     int canMapHostMemory;
     int unifiedAddressing;
-    int cooperativeLaunch;
     int l2CacheSize;
     int pciDomainID, pciBusID, pciDeviceID;
 };
@@ -272,8 +270,6 @@ cudaError_t cuda_host_func_set_attribute(const void *kernel, enum cudaFuncAttrib
                                          int value);
 cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes,
                                           const void *kernel);
-cudaError_t cuda_host_occupancy(int *n_block, const void *kernel, int n_thread,
-                                size_t shared_bytes);
 }
 
 /* C++ conveniences of the real header. */
@@ -294,13 +290,6 @@ template <typename T>
 cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attr, int value)
 {
     return cuda_host_func_set_attribute(reinterpret_cast<const void *>(kernel), attr, value);
-}
-template <typename T>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_block, T *kernel, int n_thread,
-                                                          size_t shared_bytes)
-{
-    return cuda_host_occupancy(n_block, reinterpret_cast<const void *>(kernel), n_thread,
-                               shared_bytes);
 }
 template <typename T>
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, T *kernel)
