@@ -127,13 +127,13 @@ test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSa
 TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse
 TSAN_ENGINE   := $(filter-out engine/test_tokenizer%,$(patsubst tests/%.c,%,$(wildcard tests/engine/test_*.c)))
 TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS) $(TSAN_ENGINE))
-# Of the kernels, a case of each op, by a seed whose cases are small; on the CUDA double a missing barrier is a race in
-# any order.
+# Of the kernels, a case of each op, by a seed whose cases are small: on the CUDA double, where a missing barrier is a race
+# in any order, and on two of the CPU's instruction sets, as all share the work out to threads by the same functions.
 test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
 	    SANITIZE=thread OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
-	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=5 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_BACKEND="cpu-plain cpu-amx cuda" CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=5 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/tsan $(TSAN_KERNELS) $(TSAN_ENGINE) $(TSAN_SERVER)
 
 # ---- fuzzing -------------------------------------------------------------------------------------
