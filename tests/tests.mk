@@ -111,7 +111,7 @@ test: deps-test ## build and run every test
 TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
 
 # What it is slow at and other tests of it cover is left out: the checker's own tests, the orders of the double's
-# threads, whole forwards of the demo model.
+# threads, whole forwards of the demo model, the engine on the reference backend, whose ops the kernels' tests run.
 ASAN_KERNELS := $(filter-out kernels/test_checker kernels/test_cuda_linear,$(patsubst tests/%.c,%,$(wildcard tests/kernels/test_*.c)))
 ASAN_MODELS := $(filter-out models/test_parity,$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
 ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
@@ -121,7 +121,7 @@ ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
 test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
-	@TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=10 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=5 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
 TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse
