@@ -37,7 +37,8 @@ void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *
 
 /* Whether the status is of a kernel that failed while it ran: reported by whatever call comes next.
  * In CUDA's numbering these are neighbours (700 an illegal address .. 721 leaked tensor memory), but
- * for 701, which a launch itself returns; and there are broken hardware's: 214 memory, 220 NVLink, 226 a fault that the device has contained. */
+ * for 701, which a launch itself returns; and there are broken hardware's: 214 memory, 220 NVLink,
+ * 226 a fault that the device has contained. */
 static bool is_late(cudaError_t status)
 {
     const int number = static_cast<int>(status);

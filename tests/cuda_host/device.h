@@ -38,8 +38,7 @@ struct cuda_host_place {
         what, file, line                                                                           \
     }
 
-/* Returns once all threads of the block have arrived, or at another barrier than 0 so many of them: the
- * sum of their values. */
+/* Returns once all threads of the block have arrived: the sum of their values. */
 int cuda_host_barrier(int value, const struct cuda_host_place &place);
 
 enum cuda_host_collective {

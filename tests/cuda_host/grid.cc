@@ -49,7 +49,7 @@ struct begun {
     unsigned char *dynamic; /* Owner */
     std::vector<unsigned char> shared;
 };
-struct begun begun[2]; /* by bank */
+struct begun begun[BANK_MAX];
 
 /* With a canary behind it where AddressSanitizer does not watch its end. ThreadSanitizer forgets
  * what it knows of pages that are mapped anew. */
