@@ -15,7 +15,7 @@ enum {
     GEMV_ROWS = 16,       /* so many are few whatever the weights */
     SMALL_TILE = 64,      /* rows and outputs of gemm's smallest tile */
     IDLE_SHARE = 4,       /* fewer such tiles than a quarter of the multiprocessors are too few */
-    PASS_ROWS_MAX = 2048, /* of many rows that are prepared at once */
+    PASS_ROWS_MAX = 4096, /* of many rows that are prepared at once */
     PASS_ROWS_MIN = 128,
     PASS_BYTES = 64 << 20,
     LT_PASS_ROWS_MIN = 256, /* of a call of cuBLASLt, where one with more would need more memory */
@@ -143,7 +143,7 @@ static int64_t lt_pass_rows(const struct cuda *cu, int64_t n_in, int64_t n_out)
 {
     const int64_t fit = LT_PASS_BYTES / (n_out * static_cast<int64_t>(sizeof(float)));
     const int64_t least = fit > LT_PASS_ROWS_MIN ? fit : static_cast<int64_t>(LT_PASS_ROWS_MIN);
-    const int64_t busy = static_cast<int64_t>(cu->n_sm) * LT_ROWS;
+    const int64_t busy = static_cast<int64_t>(cu->n_sm) * (2 * LT_ROWS);
     const int64_t rows = least < busy ? least / LT_ROWS * LT_ROWS : busy;
     const int64_t most = pass_rows(n_in);
     return rows < most ? rows : most;

@@ -94,6 +94,27 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
     return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
 }
 
+/* GELU within 2^-21 of |z|, of a third of erff's instructions: of those a pass over many results would be bound by, not by
+ * memory. With E(a) = erfc(a / √2) it is max(z, 0) - |z|/2 · E(|z|), nothing of which cancels where z is low; E by Abramowitz
+ * and Stegun 7.1.26, whose error is 1.5e-7. Of ∞ it is ∞, of -∞ 0, of NaN NaN. */
+__device__ __forceinline__ float gelu_quick(float z)
+{
+    const float a = fminf(fabsf(z), 16.0f); /* from 14 on E is 0 */
+    const float t = reciprocal_quick(fmaf(0.23164189f, a, 1.0f));
+    float e = fmaf(1.061405429f, t, -1.453152027f);
+    e = fmaf(e, t, 1.421413741f);
+    e = fmaf(e, t, -0.284496736f);
+    e = fmaf(e, t, 0.254829592f) * t;
+    e *= exp2_quick(a * a * -0.72134752f);
+    return fmaf(-0.5f * a, e, z < 0 ? 0 : z);
+}
+
+/* The same of weights of 16 bits, whose operands are rounded to these. */
+__device__ __forceinline__ float linear_finish_16(float total, float bias, enum act act)
+{
+    return act == ACT_GELU ? gelu_quick(total + bias) : linear_finish(total, bias, act);
+}
+
 /* Where a kernel of ours leaves it. */
 __device__ __forceinline__ void linear_store(const struct linear_args &a, int tok, int out,
                                              float value)

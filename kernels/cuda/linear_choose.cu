@@ -1,6 +1,6 @@
-/* Whether cuBLASLt multiplies rows of requests by weights of a shape, and by which algorithm.
+/* Whether cuBLASLt multiplies rows of requests by weights of a shape, and by which algorithms.
  *
- * It is the first of those that cuBLASLt recommends for a call of many rows that
+ * The one that defines the bits is the first of those that cuBLASLt recommends for a call of many rows that
  *   - splits no sum over blocks and reduces nothing afterwards, as it says itself;
  *   - gives a row the same bits in calls of every multiple of LT_ROWS rows up to the largest, at
  *     every place of them, with and without bias and ReLU, wherever memory of 16-byte alignment
@@ -9,6 +9,10 @@
  * The second is tried on the device, on numbers of its own, before the first weight of the shape is
  * laid out: the rows of x repeat with a period that no tile has, and begin with another one in each
  * call, so every row of every call is compared with its like in a call of LT_ROWS rows.
+ *
+ * Its tile may suit many rows and leave most multiprocessors idle with few. So for each of some sizes of calls there is
+ * the fastest of those that are recommended for that size and give, in each call of it, the same bits
+ * as the first. On an H200 all that cuBLASLt 13 recommends do: each adds up one element's products in the same order.
  *
  * Bytes, of [n_out, k] weights and calls of up to n rows: about n / 32 times x and y of n rows, and the
  * weights n / 16 times, from the second-level cache where they fit, times 4 epilogues. */
@@ -24,6 +28,9 @@
 
 enum {
     CANDIDATES = 16,  /* that cuBLASLt is asked for */
+    FAST_TRIED = 6,   /* of them, that are timed for a size */
+    TIMED_RUNS = 8,
+    TILE_ROWS = 128,  /* of the tiles that suit many rows */
     TRIAL_PERIOD = 7, /* rows of x that differ */
     EPILOGUES = 4,    /* with and without bias, with and without ReLU */
     TRIAL_THREADS = 128
@@ -86,11 +93,11 @@ struct trial {
     float *bias;         /* [n_out] */
     float *y;            /* room for n_max rows, wherever they begin and however far apart */
     float *wanted, *own; /* [LT_ROWS, n_out] of the first rows of x: cuBLASLt's, our own */
-    const cublasLtMatmulAlgo_t *algo; /* Borrowed: the candidate */
+    const cublasLtMatmulAlgo_t *algo; /* Borrowed: whose bits are wanted */
 };
 
-/* Values between rows of y, and before the first, in a call. */
-enum { TRIAL_GAP = 8 };
+/* Values between rows of y, and before the first, in a call; calls after which those repeat. */
+enum { TRIAL_GAP = 8, TRIAL_PLACES = 6 };
 
 static void trial_fill_all(struct cuda *cu, const struct trial *t)
 {
@@ -187,12 +194,16 @@ static bool is_whole(const struct linear_lt *lt, const cublasLtMatmulAlgo_t *alg
                CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-static bool multiply(struct cuda *cu, const struct trial *t, const struct linear_args *a)
+/* n times the same product. */
+static bool multiply(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo,
+                     const struct linear_args *a, int n)
 {
     struct lt_plan plan;
     bool ok = lt_plan_describe(cu->lt, &plan, a, t->dtype);
-    plan.algo = *t->algo;
-    ok = ok && lt_multiply(cu, &plan, a) == CUBLAS_STATUS_SUCCESS;
+    plan.algo = *algo;
+    for (int i = 0; ok && i < n; i++) {
+        ok = lt_multiply(cu, &plan, a) == CUBLAS_STATUS_SUCCESS;
+    }
     lt_plan_clear(cu->lt, &plan);
     if (!ok) {
         (void)cudaGetLastError(); /* a candidate less */
@@ -226,24 +237,28 @@ static bool agrees(struct cuda *cu, const struct trial *t, int epilogue)
     struct linear_args own = first;
     own.y = t->own;
     t->k <= GEMV_IN_MAX ? gemv(cu, &own, t->dtype) : gemm(cu, &own, t->dtype);
-    if (!multiply(cu, t, &first)) {
+    if (!multiply(cu, t, t->algo, &first, 1)) {
         return false;
     }
     compare(cu, t, &first, t->own, 0, 0x1p-17f * (sqrtf(static_cast<float>(t->k)) + 1));
     return true;
 }
 
-/* Whether a row has the same bits however many share the call and wherever it stands. */
-static bool has_same_bits(struct cuda *cu, const struct trial *t, int epilogue)
+/* Whether a row has the wanted bits by algo however many share the call and wherever it stands, in calls of n_min to
+ * n_max rows. */
+static bool has_same_bits(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo,
+                          int epilogue, int n_min, int n_max)
 {
     (void)cuda_ok(cu, cudaMemsetAsync(t->count, 0, sizeof *t->count, cu->stream), "linear");
     bool ok = agrees(cu, t, epilogue);
-    for (int n = LT_ROWS, i = 0; ok && n <= t->n_max; n += LT_ROWS, i++) {
+    const int n_size = (n_max - n_min) / LT_ROWS + 1;
+    for (int i = 0; ok && i < (n_size < TRIAL_PLACES ? +TRIAL_PLACES : n_size); i++) {
+        const int n = n_min + i % n_size * LT_ROWS;
         const int shift = i % TRIAL_PERIOD;
         struct linear_args a = trial_args(t, t->y + i % (TRIAL_GAP / 4) * 4, n, epilogue);
         a.x = t->x + static_cast<int64_t>(shift) * t->k;
         a.y_stride += i % (TRIAL_GAP / 4 + 1) * 4;
-        ok = multiply(cu, t, &a);
+        ok = multiply(cu, t, algo, &a, 1);
         if (ok) {
             compare(cu, t, &a, t->wanted, shift, 0);
         }
@@ -251,11 +266,12 @@ static bool has_same_bits(struct cuda *cu, const struct trial *t, int epilogue)
     return is_all_same(cu, t) && ok;
 }
 
-static bool passes(struct cuda *cu, const struct trial *t)
+static bool passes(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo,
+                   int n_min, int n_max)
 {
-    bool ok = is_whole(cu->lt, t->algo);
+    bool ok = is_whole(cu->lt, algo);
     for (int epilogue = 0; ok && epilogue < EPILOGUES; epilogue++) {
-        ok = has_same_bits(cu, t, epilogue);
+        ok = has_same_bits(cu, t, algo, epilogue, n_min, n_max);
     }
     return ok;
 }
@@ -302,21 +318,102 @@ void linear_lt_say(struct cuda *cu)
     }
 }
 
-static void choose(struct cuda *cu, struct lt_shape *shape, struct trial *t)
+/* What cuBLASLt recommends for calls of n rows; returns how many. */
+static int recommended(const struct linear_lt *lt, const struct trial *t, int n,
+                       cublasLtMatmulHeuristicResult_t (&found)[CANDIDATES])
 {
-    struct linear_lt *const lt = cu->lt;
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    memset(found, 0, sizeof found);
-    const struct linear_args a = trial_args(t, t->y, t->n_max, 0);
+    const struct linear_args a = trial_args(t, t->y, n, 0);
     struct lt_plan plan;
+    memset(found, 0, sizeof found);
     const bool is_described = lt_plan_describe(lt, &plan, &a, t->dtype);
     plan.key.x_alignment = plan.key.y_alignment = 16; /* of rows that begin anywhere */
     const int n_found = is_described ? lt_recommend(lt, &plan, CANDIDATES, found) : 0;
     lt_plan_clear(lt, &plan);
+    return n_found;
+}
+
+/* Milliseconds of some calls of n rows; INFINITY where it cannot. */
+static float time_of(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo, int n)
+{
+    const struct linear_args a = trial_args(t, t->y, n, 1);
+    cudaEvent_t event[2] = {NULL, NULL};
+    float ms = INFINITY;
+    bool ok = cuda_ok(cu, cudaEventCreateWithFlags(&event[0], cudaEventDefault), "linear") &&
+              cuda_ok(cu, cudaEventCreateWithFlags(&event[1], cudaEventDefault), "linear");
+    if (ok && multiply(cu, t, algo, &a, 2)) { /* the first of which loads it */
+        (void)cuda_ok(cu, cudaEventRecord(event[0], cu->stream), "linear");
+        ok = multiply(cu, t, algo, &a, TIMED_RUNS);
+        (void)cuda_ok(cu, cudaEventRecord(event[1], cu->stream), "linear");
+        if (ok && graphs_wait(cu)) {
+            (void)cuda_ok(cu, cudaEventElapsedTime(&ms, event[0], event[1]), "linear");
+        }
+    }
+    for (cudaEvent_t const e : event) {
+        (void)(e != NULL && cuda_ok(cu, cudaEventDestroy(e), "linear"));
+    }
+    return ms;
+}
+
+/* For calls of n_min to n_max rows, timed with n: the fastest that gives the wanted bits. */
+static cublasLtMatmulAlgo_t fastest(struct cuda *cu, const struct trial *t, int n_min, int n_max,
+                                    int n)
+{
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    const int n_found = recommended(cu->lt, t, n, found);
+    float ms[FAST_TRIED];
+    int n_tried = 0;
+    for (int i = 0; i < n_found && n_tried < FAST_TRIED; i++) {
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && is_whole(cu->lt, &found[i].algo)) {
+            ms[n_tried] = time_of(cu, t, &found[i].algo, n);
+            found[n_tried++] = found[i];
+        }
+    }
+    const float own_ms = time_of(cu, t, t->algo, n);
+    while (cu->failure.code == ERR_OK) {
+        int best = -1;
+        for (int i = 0; i < n_tried; i++) {
+            best = ms[i] < (best < 0 ? own_ms : ms[best]) ? i : best;
+        }
+        if (best < 0) {
+            break;
+        }
+        if (passes(cu, t, &found[best].algo, n_min, n_max)) {
+            return found[best].algo;
+        }
+        ms[best] = INFINITY;
+    }
+    return *t->algo;
+}
+
+/* Sizes are halves of one another, which calls are timed with: the largest a multiple of a tile's rows. */
+static void choose_sizes(struct cuda *cu, struct lt_shape *shape, const struct trial *t)
+{
+    const int top = t->n_max < TILE_ROWS ? t->n_max : t->n_max / TILE_ROWS * TILE_ROWS;
+    int n_before = 0;
+    for (int i = 0; i < LT_SIZES; i++) {
+        const int n = ((top >> (LT_SIZES - 1 - i)) + LT_ROWS - 1) / LT_ROWS * LT_ROWS;
+        const int n_max = i == LT_SIZES - 1 ? t->n_max : n;
+        shape->size[i].n_max = n_max;
+        shape->size[i].algo = shape->algo;
+        if (n_max > n_before) {
+            shape->size[i].algo = fastest(cu, t, n_before + LT_ROWS, n_max, n);
+        }
+        n_before = n_max;
+    }
+}
+
+static void choose(struct cuda *cu, struct lt_shape *shape, struct trial *t)
+{
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    const int n_found = recommended(cu->lt, t, t->n_max, found);
     for (int i = 0; i < n_found && !shape->is_taken && cu->failure.code == ERR_OK; i++) {
         shape->algo = found[i].algo;
         t->algo = &shape->algo;
-        shape->is_taken = found[i].state == CUBLAS_STATUS_SUCCESS && passes(cu, t);
+        shape->is_taken = found[i].state == CUBLAS_STATUS_SUCCESS &&
+                          passes(cu, t, t->algo, LT_ROWS, t->n_max);
+    }
+    if (shape->is_taken) {
+        choose_sizes(cu, shape, t);
     }
 }
 

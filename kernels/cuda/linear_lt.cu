@@ -1,8 +1,8 @@
 /* Matrix products of rows of requests by cuBLASLt: wgmma and its tiles are out of reach of mma.sync.
  *
- * By weights of BF16 or F16 rows, rounded to their type, are multiplied by one algorithm for each shape of a
- * weight, chosen when the first weight of that shape is made (linear_choose.cu says how) and used for any
- * number of rows, so that a row's bits depend on the row alone. Weights for which no algorithm is good
+ * By weights of BF16 or F16 rows, rounded to their type, are multiplied by algorithms that give the same bits, for
+ * each shape of a weight one for each size of a call, chosen when the first weight of that shape is made
+ * (linear_choose.cu says how): so a row's bits depend on the row alone. Weights for which no algorithm is good
  * enough are packed for our own kernels, which then compute all of their products.
  * A call has a multiple of LT_ROWS rows, so that cuBLASLt never sees a row alone: the rows that are
  * left over are multiplied together with those before them, once more and to the same bits; fewer than
@@ -221,6 +221,15 @@ const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int 
     return NULL;
 }
 
+const cublasLtMatmulAlgo_t *lt_shape_algo(const struct lt_shape *shape, int n_tok)
+{
+    int i = 0;
+    while (i < LT_SIZES - 1 && n_tok > shape->size[i].n_max) {
+        i++;
+    }
+    return &shape->size[i].algo;
+}
+
 int lt_recommend(const struct linear_lt *lt, const struct lt_plan *plan, int n,
                  cublasLtMatmulHeuristicResult_t *found)
 {
@@ -243,7 +252,7 @@ static bool plan_choose(const struct linear_lt *lt, struct lt_plan *plan)
         const struct lt_shape *const shape =
             lt_shape_find(lt, plan->key.n_out, plan->key.k, plan->key.dtype);
         CHECK(shape != NULL && shape->is_taken);
-        plan->algo = shape->algo;
+        plan->algo = *lt_shape_algo(shape, plan->key.n_tok);
         return true;
     }
     cublasLtMatmulHeuristicResult_t found;
@@ -280,8 +289,7 @@ __global__ void linear_gelu_round(const struct room rounded, const float *y, int
     if (out < n_out) {
         const float4 z = *reinterpret_cast<const float4 *>(y + blockIdx.y * y_stride + out);
         room_store_four(rounded, static_cast<int64_t>(blockIdx.y) * n_out + out,
-                        {linear_finish(z.x, 0, ACT_GELU), linear_finish(z.y, 0, ACT_GELU),
-                         linear_finish(z.z, 0, ACT_GELU), linear_finish(z.w, 0, ACT_GELU)});
+                        {gelu_quick(z.x), gelu_quick(z.y), gelu_quick(z.z), gelu_quick(z.w)});
     }
 }
 
@@ -292,7 +300,7 @@ __global__ void linear_gelu(float *y, int64_t y_stride, int n_out)
     grid_wait();
     if (out < n_out) {
         float *const at = y + blockIdx.y * y_stride + out;
-        *at = linear_finish(*at, 0, ACT_GELU);
+        *at = gelu_quick(*at);
     }
 }
 

@@ -11,6 +11,7 @@
 enum {
     LT_PLANS = 128,
     LT_SHAPES = 64, /* of weights; a model has less than ten */
+    LT_SIZES = 5,   /* of calls that have an algorithm each, by their rows */
     LT_WORKSPACE_BYTES = 32 << 20
 };
 
@@ -37,7 +38,12 @@ struct lt_shape {
     int n_out, k;  /* k up to the end of its block */
     bool is_taken; /* by cuBLASLt */
     bool is_untried;
-    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulAlgo_t algo; /* that defines the bits of all */
+    /* For calls of up to so many rows, and of more than the size before: as fast as there is with these bits. */
+    struct {
+        int n_max;
+        cublasLtMatmulAlgo_t algo;
+    } size[LT_SIZES];
 };
 
 struct linear_lt {
@@ -61,6 +67,8 @@ int lt_recommend(const struct linear_lt *lt, const struct lt_plan *plan, int n,
 /* Starts a described product by plan->algo. */
 cublasStatus_t lt_multiply(const struct cuda *cu, const struct lt_plan *plan,
                            const struct linear_args *args);
+/* Of a call of n_tok rows. */
+const cublasLtMatmulAlgo_t *lt_shape_algo(const struct lt_shape *shape, int n_tok);
 /* NULL: nobody has chosen yet. */
 const struct lt_shape *lt_shape_find(const struct linear_lt *lt, int n_out, int k,
                                      enum dtype dtype);

@@ -137,7 +137,15 @@ __device__ __forceinline__ float exp2_quick(float x)
     return y;
 }
 
-/* The same of F16 operands. */
+/* 1 / x within 1 unit of the last place, of x from 1 on. */
+__device__ __forceinline__ float reciprocal_quick(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* mma_bf16 of F16 operands. */
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2])
 {

@@ -162,6 +162,11 @@ static inline void load_matrices_turned(uint32_t (&to)[4], const void *row, CUDA
 {
     cuda_host_load_matrices(to, row, true, CUDA_HOST_PLACE("load_matrices_turned"));
 }
+static inline float reciprocal_quick(float x)
+{
+    return 1 / x;
+}
+
 static inline float exp2_quick(float x)
 {
     return x < -126.0f ? 0.0f : exp2f(x);
