@@ -17,69 +17,102 @@
 namespace
 {
 
-constexpr int GEMM_SLOTS = 4;
+constexpr int GEMM_SLOTS = 4; /* of F32 */
 
 /* ---- BF16 ----------------------------------------------------------------------------------- */
 
-/* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. A slot
- * holds one block of 32 k: weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes
+/* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. One of n_slot slots
+ * holds n_kb blocks of 32 k, each of them weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes
  * (row-major: [tile][8 outputs, the next 8][32 lanes]),
  * then x [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
-template <int n_mt_, int n_nt_, int n_wm_, int n_wn_> struct gemm_bf16 {
+template <int n_mt_, int n_nt_, int n_wm_, int n_wn_, int n_kb_, int n_slot_> struct gemm_bf16 {
     static constexpr int n_mt = n_mt_, n_nt = n_nt_, n_wm = n_wm_, n_wn = n_wn_;
+    static constexpr int n_kb = n_kb_, n_slot = n_slot_;
     static constexpr int n_thread = n_wm * n_wn * 32;
     static constexpr int n_tile = n_wm * n_mt; /* of outputs */
     static constexpr int n_output = n_tile * LINEAR_TILE;
     static constexpr int n_token = n_wn * n_nt * 8;
-    static constexpr int n_w = n_tile * 64; /* pieces */
+    static constexpr int n_w = n_tile * 64; /* pieces of a block of k */
     static constexpr int n_x = n_token * 4;
     static constexpr int n_piece = n_w + n_x;
-    static constexpr size_t shared_bytes = GEMM_SLOTS * n_piece * 16;
-    static_assert(n_w % n_thread == 0 && n_x % n_thread == 0, "threads copy equal shares");
+    static constexpr int n_w_mine = n_w * n_kb / n_thread; /* of a slot, that a thread copies */
+    static constexpr int n_x_mine = n_x * n_kb / n_thread;
+    static constexpr size_t shared_bytes = static_cast<size_t>(n_slot) * n_kb * n_piece * 16;
+    static_assert(n_w * n_kb % n_thread == 0 && n_x * n_kb % n_thread == 0,
+                  "threads copy equal shares");
+    static_assert(LINEAR_CHUNK_BLOCKS % n_kb == 0, "a chunk ends where a slot does");
 };
 
-/* Where a thread's pieces of block 0 come from. */
+/* A piece of a slot: of row (output or token) r piece t in block b of k. Threads that follow one another copy what
+ * follows in a row of memory. */
+template <typename shape> struct gemm_piece {
+    int r, b, t;
+};
+
+template <typename shape> __device__ __forceinline__ struct gemm_piece<shape> gemm_piece_of(int i)
+{
+    const int at = i * shape::n_thread + static_cast<int>(threadIdx.x);
+    return {at / (4 * shape::n_kb), at / 4 % shape::n_kb, at % 4};
+}
+
+/* Where a thread's pieces of the first slot come from. */
 template <typename shape> struct gemm_source {
-    const unsigned char *w[shape::n_w / shape::n_thread];
-    const unsigned char *x[shape::n_x / shape::n_thread];
+    const unsigned char *w[shape::n_w_mine];
+    const unsigned char *x[shape::n_x_mine];
 };
 
 template <typename shape>
 __device__ __forceinline__ struct gemm_source<shape> gemm_source_of(const struct linear_args &a) {
     struct gemm_source<shape> source;
 #pragma unroll
-    for (int i = 0; i < shape::n_w / shape::n_thread; i++) {
-        const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
-        const int tile = static_cast<int>(blockIdx.y) * shape::n_tile + piece / 64;
+    for (int i = 0; i < shape::n_w_mine; i++) {
+        const struct gemm_piece<shape> p = gemm_piece_of<shape>(i);
+        const int tile = static_cast<int>(blockIdx.y) * shape::n_tile + p.r / LINEAR_TILE;
         source.w[i] = a.w + (tile < a.n_tile ? tile : a.n_tile - 1) * a.map.tile +
-                      piece / 32 % 2 * a.map.half + piece / 4 % 8 * a.map.row + piece % 4 * 16;
+                      p.r / 8 % 2 * a.map.half + p.r % 8 * a.map.row + p.b * a.map.block + p.t * 16;
     }
 #pragma unroll
-    for (int i = 0; i < shape::n_x / shape::n_thread; i++) {
-        const int piece = i * shape::n_thread + static_cast<int>(threadIdx.x);
-        const int tok = static_cast<int>(blockIdx.x) * shape::n_token + piece / 4;
+    for (int i = 0; i < shape::n_x_mine; i++) {
+        const struct gemm_piece<shape> p = gemm_piece_of<shape>(i);
+        const int tok = static_cast<int>(blockIdx.x) * shape::n_token + p.r;
         source.x[i] = static_cast<const unsigned char *>(a.x) +
-                      (tok < a.n_tok ? tok : a.n_tok - 1) * a.x_stride * 2 + piece % 4 * 16;
+                      (tok < a.n_tok ? tok : a.n_tok - 1) * a.x_stride * 2 +
+                      p.b * (LINEAR_BLOCK_BF16 * 2) + p.t * 16;
     }
     return source;
 }
 
+/* Weights of the slot that begins with a block; zeros behind the last one. */
 template <typename shape>
-__device__ __forceinline__ void gemm_copy(uint4 *slot, const struct gemm_source<shape> &source,
-                                          const struct linear_map &map, int block)
+__device__ __forceinline__ void gemm_copy_w(uint4 *slot, const struct gemm_source<shape> &source,
+                                            const struct linear_args &a, int block)
 {
 #pragma unroll
-    for (int i = 0; i < shape::n_w / shape::n_thread; i++) {
-        copy_async_16(slot + i * shape::n_thread + threadIdx.x, source.w[i] + block * map.block);
-    }
-#pragma unroll
-    for (int i = 0; i < shape::n_x / shape::n_thread; i++) {
-        copy_async_16(slot + shape::n_w + i * shape::n_thread + threadIdx.x,
-                      source.x[i] + static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * 2));
+    for (int i = 0; i < shape::n_w_mine; i++) {
+        const struct gemm_piece<shape> p = gemm_piece_of<shape>(i);
+        const bool is_there = block + p.b < a.n_block;
+        copy_async_16(slot + p.b * shape::n_piece + p.r * 4 + p.t,
+                      source.w[i] + (is_there ? static_cast<int64_t>(block) * a.map.block : 0),
+                      is_there ? 16 : 0);
     }
 }
 
-/* sum += the products of a slot. w, x: the lane's first fragments in it. Of row-major weights a
+template <typename shape>
+__device__ __forceinline__ void gemm_copy_x(uint4 *slot, const struct gemm_source<shape> &source,
+                                            const struct linear_args &a, int block)
+{
+#pragma unroll
+    for (int i = 0; i < shape::n_x_mine; i++) {
+        const struct gemm_piece<shape> p = gemm_piece_of<shape>(i);
+        const bool is_there = block + p.b < a.n_block;
+        copy_async_16(slot + p.b * shape::n_piece + shape::n_w + p.r * 4 + p.t,
+                      source.x[i] + (is_there ? static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * 2)
+                                              : 0),
+                      is_there ? 16 : 0);
+    }
+}
+
+/* sum += the products of a block of k. w, x: the lane's first fragments in it. Of row-major weights a
  * lane's two pieces are 8 k of output g and of g+8: registers change places. */
 template <typename shape, bool row_major, enum dtype type>
 __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
@@ -152,7 +185,7 @@ __device__ __forceinline__ void gemm_store(const struct linear_args &a,
                     const int tok = first_tok + j * 8 + e;
                     if (tok < a.n_tok) {
                         linear_store(a, tok, out,
-                                     linear_finish(total[i][j][2 * h + e], bias, a.act));
+                                     linear_finish_16(total[i][j][2 * h + e], bias, a.act));
                     }
                 }
             }
@@ -164,36 +197,54 @@ __device__ __forceinline__ void gemm_store(const struct linear_args &a,
 template <typename shape, bool row_major, enum dtype type>
 __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct linear_args a)
 {
-    DYN_SHARED(uint4, ring); /* [GEMM_SLOTS][n_piece] */
+    DYN_SHARED(uint4, ring); /* [n_slot][n_kb][n_piece] */
+    constexpr int n_kb = shape::n_kb;
+    constexpr int n_slot = shape::n_slot;
+    constexpr int slot_pieces = n_kb * shape::n_piece;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int wm = static_cast<int>(threadIdx.x) / 32 % shape::n_wm;
     const int wn = static_cast<int>(threadIdx.x) / 32 / shape::n_wm;
     const struct gemm_source<shape> source = gemm_source_of<shape>(a);
-    grid_wait();
+    const auto copy_first_w = [&] {
 #pragma unroll
-    for (int i = 0; i < GEMM_SLOTS - 1; i++) {
-        if (i < a.n_block) {
-            gemm_copy<shape>(ring + i * shape::n_piece, source, a.map, i);
+        for (int i = 0; i < n_slot - 1; i++) {
+            gemm_copy_w<shape>(ring + i * slot_pieces, source, a, i * n_kb);
         }
+    };
+    if (a.starts_early) {
+        copy_first_w();
+    }
+    grid_wait();
+    if (!a.starts_early) {
+        copy_first_w();
+    }
+#pragma unroll
+    for (int i = 0; i < n_slot - 1; i++) {
+        gemm_copy_x<shape>(ring + i * slot_pieces, source, a, i * n_kb);
         copy_async_commit();
     }
     const uint4 *const w = ring + wm * shape::n_mt * 64 + lane;
     const uint4 *const x = ring + shape::n_w + wn * shape::n_nt * 32 + lane;
     float sum[shape::n_mt][shape::n_nt][4] = {};
     float total[shape::n_mt][shape::n_nt][4] = {};
-    for (int block = 0; block < a.n_block; block++) {
-        copy_async_wait<GEMM_SLOTS - 2>();
+    int slot = 0;
+    for (int block = 0; block < a.n_block; block += n_kb) {
+        copy_async_wait<n_slot - 2>();
         __syncthreads(); /* all copies of this slot are there; all have read the one filled next */
-        const int ahead = block + GEMM_SLOTS - 1;
-        if (ahead < a.n_block) {
-            gemm_copy<shape>(ring + ahead % GEMM_SLOTS * shape::n_piece, source, a.map, ahead);
-        }
+        uint4 *const next = ring + (slot == 0 ? n_slot - 1 : slot - 1) * slot_pieces;
+        gemm_copy_w<shape>(next, source, a, block + (n_slot - 1) * n_kb);
+        gemm_copy_x<shape>(next, source, a, block + (n_slot - 1) * n_kb);
         copy_async_commit();
-        const int at = block % GEMM_SLOTS * shape::n_piece;
-        gemm_multiply<shape, row_major, type>(sum, w + at, x + at);
-        if (block % LINEAR_CHUNK_BLOCKS == LINEAR_CHUNK_BLOCKS - 1 || block == a.n_block - 1) {
+        const int at = slot * slot_pieces;
+#pragma unroll
+        for (int b = 0; b < n_kb; b++) {
+            gemm_multiply<shape, row_major, type>(sum, w + at + b * shape::n_piece,
+                                                  x + at + b * shape::n_piece);
+        }
+        if ((block + n_kb) % LINEAR_CHUNK_BLOCKS == 0 || block + n_kb >= a.n_block) {
             gemm_border(total, sum);
         }
+        slot = slot + 1 == n_slot ? 0 : slot + 1;
     }
     gemm_store<shape>(
         a, total,
@@ -361,10 +412,19 @@ template <typename shape> void gemm_run_bf16(struct cuda *cu, const struct linea
     }
 }
 
-/* Estimated time of a tile's shape: rounds of blocks over the device, times a tile's work, over its
- * speed. Speeds are relative, from the bytes that a tile reads per multiply-add; F32: from shared memory too. */
+/* Estimated time of a tile's shape: rounds of blocks over the device, times what a block reads, in rows. */
+template <typename shape> int64_t gemm_cost(const struct cuda *cu, const struct linear_args *a)
+{
+    const int64_t blocks = static_cast<int64_t>((a->n_tok + shape::n_token - 1) / shape::n_token) *
+                           ((a->n_out + shape::n_output - 1) / shape::n_output);
+    const int64_t rounds = (blocks + cu->n_sm - 1) / cu->n_sm;
+    return rounds * (shape::n_token + shape::n_output);
+}
+
+/* Likewise: times a tile's work, over its speed. Speeds are relative, from the bytes that a tile reads per
+ * multiply-add, also from shared memory. */
 template <typename shape>
-int64_t gemm_cost(const struct cuda *cu, const struct linear_args *a, int speed)
+int64_t gemm_cost_f32(const struct cuda *cu, const struct linear_args *a, int speed)
 {
     const int64_t blocks = static_cast<int64_t>((a->n_tok + shape::n_token - 1) / shape::n_token) *
                            ((a->n_out + shape::n_output - 1) / shape::n_output);
@@ -385,30 +445,33 @@ template <int n> int cheapest(const int64_t (&cost)[n])
 
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
-    using large = gemm_bf16<4, 4, 2, 4>;  /* 128 outputs × 128 tokens */
-    using medium = gemm_bf16<4, 4, 2, 2>; /* 128 × 64 */
-    using small = gemm_bf16<2, 4, 2, 2>;  /* 64 × 64 */
-    using least = gemm_bf16<2, 2, 2, 2>;  /* 64 × 32 */
-    using large_f32 = gemm_f32<2, 4, 8>;  /* 128 × 128 */
-    using small_f32 = gemm_f32<1, 2, 8>;  /* 64 × 64 */
-    using least_f32 = gemm_f32<2, 2, 4>;  /* 64 × 32 */
+    using large = gemm_bf16<4, 4, 2, 4, 2, 3>;  /* 128 outputs × 128 tokens */
+    using medium = gemm_bf16<4, 2, 2, 4, 2, 4>; /* 128 × 64 */
+    using small = gemm_bf16<2, 2, 2, 4, 4, 3>;  /* 64 × 64 */
+    using least = gemm_bf16<1, 2, 4, 2, 4, 4>;  /* 64 × 32 */
+    using tiny = gemm_bf16<1, 1, 2, 4, 4, 6>;   /* 32 × 32 */
+    using large_f32 = gemm_f32<2, 4, 8>;        /* 128 × 128 */
+    using small_f32 = gemm_f32<1, 2, 8>;        /* 64 × 64 */
+    using least_f32 = gemm_f32<2, 2, 4>;        /* 64 × 32 */
     if (dtype == DTYPE_F32) {
-        const int64_t cost[3] = {gemm_cost<large_f32>(cu, args, 64),
-                                 gemm_cost<small_f32>(cu, args, 48),
-                                 gemm_cost<least_f32>(cu, args, 32)};
+        const int64_t cost[3] = {gemm_cost_f32<large_f32>(cu, args, 64),
+                                 gemm_cost_f32<small_f32>(cu, args, 48),
+                                 gemm_cost_f32<least_f32>(cu, args, 32)};
         switch (cheapest(cost)) {
         case 0: gemm_run<large_f32>(cu, args, gemm_kernel_f32<large_f32>); break;
         case 1: gemm_run<small_f32>(cu, args, gemm_kernel_f32<small_f32>); break;
         default: gemm_run<least_f32>(cu, args, gemm_kernel_f32<least_f32>); break;
         }
     } else {
-        const int64_t cost[4] = {gemm_cost<large>(cu, args, 64), gemm_cost<medium>(cu, args, 43),
-                                 gemm_cost<small>(cu, args, 32), gemm_cost<least>(cu, args, 21)};
+        const int64_t cost[5] = {gemm_cost<large>(cu, args), gemm_cost<medium>(cu, args),
+                                 gemm_cost<small>(cu, args), gemm_cost<least>(cu, args),
+                                 gemm_cost<tiny>(cu, args)};
         switch (cheapest(cost)) {
         case 0: gemm_run_bf16<large>(cu, args); break;
         case 1: gemm_run_bf16<medium>(cu, args); break;
         case 2: gemm_run_bf16<small>(cu, args); break;
-        default: gemm_run_bf16<least>(cu, args); break;
+        case 3: gemm_run_bf16<least>(cu, args); break;
+        default: gemm_run_bf16<tiny>(cu, args); break;
         }
     }
     cuda_check(cu, "linear");
