@@ -11,9 +11,12 @@ namespace
 
 /* Most threads: as many warps as find room on a multiprocessor with the keys and values of a turn in registers,
  * so that few rows take few rounds. Where rows and heads are more than multiprocessors, a block has a third of them
- * and more rounds: while one of three waits or merges, the others read. */
+ * and more rounds: while one of several waits or merges, the others read. Of most rows it has two warps, few of which are
+ * idle in the last round. */
 constexpr int BLOCK = 384;
 constexpr int BLOCK_OF_MANY = 128;
+constexpr int BLOCK_OF_MOST = 64;
+constexpr int MANY_PER_SM = 4;  /* blocks of many that find room on a multiprocessor */
 
 /* Heads of up to width columns. */
 template <typename T, int width> struct drawn_of {
@@ -24,7 +27,8 @@ template <typename T, int width> struct drawn_of {
 
 /* Grid: heads × units. */
 template <typename T, int width, bool is_whole, int n_thread>
-__global__ void __launch_bounds__(n_thread, n_thread == BLOCK ? 1 : 4)
+__global__ void __launch_bounds__(n_thread,
+                                  n_thread == BLOCK ? 1 : MANY_PER_SM * BLOCK_OF_MANY / n_thread)
     drawn_kernel(const struct attention_args a, const struct parts p)
 {
     using shape = typename drawn_of<T, width>::shape;
@@ -32,10 +36,6 @@ __global__ void __launch_bounds__(n_thread, n_thread == BLOCK ? 1 : 4)
     __shared__ struct softmax_part part[PART_MAX];
     const struct attention_unit *const unit = &p.unit[blockIdx.y];
     const int head = static_cast<int>(blockIdx.x);
-    if (a.starts_early) {
-        drawn_prefetch<shape, T>(a, unit, head);
-    }
-    grid_wait();
     drawn_attend<shape, is_whole, T>(a, p, {.part = part, .o = o}, unit, head);
 }
 
@@ -58,7 +58,9 @@ template <typename T, int width, bool is_whole>
 void drawn_launch_by_rows(struct cuda *cu, const struct attention_args *a, const struct parts *p,
                           int n_row, int n_unit)
 {
-    if (n_row * a->n_head > cu->n_sm) {
+    if (n_row * a->n_head > MANY_PER_SM * cu->n_sm) {
+        drawn_launch<T, width, is_whole, BLOCK_OF_MOST>(cu, a, p, n_unit);
+    } else if (n_row * a->n_head > cu->n_sm) {
         drawn_launch<T, width, is_whole, BLOCK_OF_MANY>(cu, a, p, n_unit);
     } else {
         drawn_launch<T, width, is_whole, BLOCK>(cu, a, p, n_unit);

@@ -70,9 +70,7 @@ __device__ __forceinline__ uint4 piece_load(const T *from, int n)
     constexpr int group = 16 / sizeof(T);
     uint4 piece = make_uint4(0, 0, 0, 0);
     if constexpr (is_whole) {
-        if (n > 0) {
-            piece = *reinterpret_cast<const uint4 *>(from);
-        }
+        piece = load_16_if(n > 0, from);
     } else {
         uint32_t word[4] = {};
 #pragma unroll
@@ -277,11 +275,64 @@ __device__ __forceinline__ void own_take(uint4 (&piece)[S::rows][S::pieces], T *
     }
 }
 
+/* A lane's keys and values of a turn. */
+template <class S> struct drawn_turn {
+    uint4 k[S::rows][S::pieces], v[S::rows][S::pieces];
+};
+
+/* Whose pages a lane knows the numbers of: 32 of the positions from pos on, one a lane. */
+template <typename T>
+__device__ __forceinline__ int pages_look(const drawn_head<T> &h, int pos, int end)
+{
+    const int at = pos / KV_PAGE + static_cast<int>(threadIdx.x) % 32;
+    const int in_unit = at - h.first_page;
+    return at * KV_PAGE >= end ? 0 : in_unit < UNIT_PAGES ? h.unit_page[in_unit] : h.page[at];
+}
+
+/* The place of a lane's first position and column in page i of a turn, in elements. */
+template <class S>
+__device__ __forceinline__ int64_t turn_place(const struct attention_args &a, int pages, int page,
+                                              int pos, int64_t stride)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return __shfl_sync(0xffffffffu, pages, page) * stride +
+           (pos + lane / S::lanes) % KV_PAGE * a.d_head + drawn_column<S>(0, lane);
+}
+
+/* What the cache has of the turn from pos on, all asked for at once. pages: of 32, among which page is its first. */
+template <class S, bool is_whole, typename T>
+__device__ __forceinline__ void turn_ask(struct drawn_turn<S> &turn, const struct attention_args &a,
+                                         const drawn_head<T> &h, int pages, int page, int pos,
+                                         int end_stored)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int n = end_stored - pos - lane / S::lanes;
+    int n_col[S::pieces];
+#pragma unroll
+    for (int i = 0; i < S::pieces; i++) {
+        n_col[i] = a.d_head - drawn_column<S>(i, lane);
+    }
+    turn_load<S, is_whole, T>(
+        turn.k,
+        [&](int i) {
+            return h.k_pages + turn_place<S>(a, pages, page + i, pos, a.k_page_stride);
+        },
+        a.d_head, n, n_col);
+    turn_load<S, is_whole, T>(
+        turn.v,
+        [&](int i) {
+            return h.v_pages + turn_place<S>(a, pages, page + i, pos, a.v_page_stride);
+        },
+        a.d_head, n, n_col);
+}
+
 /* The positions first .. end-1 of a row and head, which begin at a split, by a warp. The row's own, its
- * last, comes from k and v if these are there, and is stored: nobody else reads it. */
+ * last, comes from k and v if these are there, and is stored: nobody else reads it. turn: the first, already asked
+ * for, if is_asked; pages as well. */
 template <class S, bool is_whole, typename T>
 __device__ __forceinline__ void part_attend(struct drawn_sums<S> &m, const struct attention_args &a,
-                                            const drawn_head<T> &h, int first, int end)
+                                            const drawn_head<T> &h, int first, int end,
+                                            struct drawn_turn<S> &turn, int pages, bool is_asked)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int mine = lane / S::lanes; /* the lane's first position of a turn */
@@ -301,46 +352,36 @@ __device__ __forceinline__ void part_attend(struct drawn_sums<S> &m, const struc
     }
     const bool stores = h.k != NULL && end == h.n_pos;
     const int end_stored = stores ? end - 1 : end;
-    int pages = 0; /* numbers of 32 pages, one a lane */
 #pragma unroll 1
     for (int pos = first; pos < end; pos += S::turn) {
         const int page = (pos - first) / KV_PAGE % 32; /* of these */
-        if (page == 0 && pos % KV_PAGE == 0) {
-            const int at = pos / KV_PAGE + lane;
-            const int in_unit = at - h.first_page;
-            pages = at * KV_PAGE >= end    ? 0
-                    : in_unit < UNIT_PAGES ? h.unit_page[in_unit]
-                                           : h.page[at];
+        if (!is_asked) {
+            if (page == 0 && pos % KV_PAGE == 0) {
+                pages = pages_look(h, pos, end);
+            }
+            turn_ask<S, is_whole>(turn, a, h, pages, page, pos, end_stored);
         }
-        const auto place = [&](int i, int64_t stride) {
-            return __shfl_sync(0xffffffffu, pages, page + i) * stride +
-                   (pos + mine) % KV_PAGE * a.d_head + column;
-        };
-        uint4 k[S::rows][S::pieces];
-        uint4 v[S::rows][S::pieces];
-        turn_load<S, is_whole, T>(
-            k, [&](int i) { return h.k_pages + place(i, a.k_page_stride); }, a.d_head,
-            end_stored - pos - mine, n_col);
-        turn_load<S, is_whole, T>(
-            v, [&](int i) { return h.v_pages + place(i, a.v_page_stride); }, a.d_head,
-            end_stored - pos - mine, n_col);
+        is_asked = false;
         if (stores && end - pos <= S::turn) {
             const int own = end - 1 - pos;
             const int r = own % S::stride == mine ? own / S::stride : -1;
             const int below = own % KV_PAGE / S::stride * S::stride * a.d_head;
-            own_take<S, is_whole>(k, h.k_pages + place(own / KV_PAGE, a.k_page_stride) + below,
-                                  h.k + column, r, n_col);
-            own_take<S, is_whole>(v, h.v_pages + place(own / KV_PAGE, a.v_page_stride) + below,
-                                  h.v + column, r, n_col);
+            const int own_page = page + own / KV_PAGE;
+            own_take<S, is_whole>(
+                turn.k, h.k_pages + turn_place<S>(a, pages, own_page, pos, a.k_page_stride) + below,
+                h.k + column, r, n_col);
+            own_take<S, is_whole>(
+                turn.v, h.v_pages + turn_place<S>(a, pages, own_page, pos, a.v_page_stride) + below,
+                h.v + column, r, n_col);
         }
         float e[S::rows];
-        turn_scores<S>(e, m, q, k, end - pos, a.scale);
+        turn_scores<S>(e, m, q, turn.k, end - pos, a.scale);
 #pragma unroll
         for (int r = 0; r < S::rows; r++) {
 #pragma unroll
             for (int i = 0; i < S::pieces; i++) {
                 float value[S::group];
-                piece_widen(value, v[r][i]);
+                piece_widen(value, turn.v[r][i]);
 #pragma unroll
                 for (int c = 0; c < S::group; c++) {
                     m.o[i * S::group + c] = fmaf(e[r], value[c], m.o[i * S::group + c]);
@@ -420,40 +461,19 @@ __device__ __forceinline__ void parts_merge(const struct attention_args &a,
     }
 }
 
-/* Before the wait: what the warps of the block read first, but the row's own. A step's units, its pages and
- * what earlier steps left in them were there when its upload was done, behind which its first kernel began,
- * and where the row is stored on its way no kernel before writes to pages. */
-template <class S, typename T>
-__device__ __forceinline__ void drawn_prefetch(const struct attention_args &a,
-                                               const struct attention_unit *at, int head)
-{
-    const int thread = static_cast<int>(threadIdx.x);
-    const int lane = thread % 32;
-    const int first = (at->first + thread / 32 * at->run) * DRAWN_SPLIT;
-    const int end = min(at->end * DRAWN_SPLIT, at->n_pos - 1);
-    const int first_page = at->first * (DRAWN_SPLIT / KV_PAGE);
-    const int64_t column =
-        static_cast<int64_t>(head / a.n_share) * KV_PAGE * a.d_head + drawn_column<S>(0, lane);
-#pragma unroll
-    for (int r = 0; r < S::rows; r++) {
-        const int u = first + r * S::stride + lane / S::lanes;
-        const int page = u / KV_PAGE - first_page;
-        if (u < end && page < UNIT_PAGES && drawn_column<S>(0, lane) < a.d_head) {
-            const int64_t place = column + u % KV_PAGE * a.d_head;
-            prefetch_l2(static_cast<const T *>(a.k_pages) + at->page[page] * a.k_page_stride +
-                        place);
-            prefetch_l2(static_cast<const T *>(a.v_pages) + at->page[page] * a.v_page_stride +
-                        place);
-        }
-    }
-}
-
-/* The work of the block of a unit and head; of any number of warps. */
+/* The work of the block of a unit and head; of any number of warps. Waits for the kernel before.
+ *
+ * A step's units, its pages and what earlier steps left in them were there when its upload was done, before all of its
+ * other kernels began, and where the row is stored on its way (starts_early) no kernel before writes to pages: so
+ * each warp asks for its first turn before it waits, and only the row's own is left to be read after. */
 template <class S, bool is_whole, typename T>
 __device__ __forceinline__ void drawn_attend(const struct attention_args &a, const struct parts &p,
                                              const struct drawn_shared &m,
                                              const struct attention_unit *at, int head)
 {
+    if (!a.starts_early) {
+        grid_wait();
+    }
     const int64_t n_page = a.view->n_page_max; /* asked for together with the unit */
     const int32_t *const page = a.view->page;
     const int row = at->row;
@@ -462,9 +482,7 @@ __device__ __forceinline__ void drawn_attend(const struct attention_args &a, con
     const int run = at->run;
     const int n_unit = at->n_unit;
     const int n_part = (at->end - first + run - 1) / max(run, 1); /* of the unit */
-    if (first >= at->end) {
-        return;
-    }
+    const bool is_idle = first >= at->end;
     const int64_t column = static_cast<int64_t>(head) * a.d_head;
     const int64_t in_page = static_cast<int64_t>(head / a.n_share) * KV_PAGE * a.d_head;
     const drawn_head<T> h = {
@@ -482,11 +500,28 @@ __device__ __forceinline__ void drawn_attend(const struct attention_args &a, con
     const int64_t place = item * p.n_part_max + at->part;
     const int thread = static_cast<int>(threadIdx.x);
     const int n_thread = static_cast<int>(blockDim.x);
+    const auto begin_of = [&](int i) { return (first + i * run) * DRAWN_SPLIT; };
+    const auto end_of = [&](int i) { return min(begin_of(i) + run * DRAWN_SPLIT, n_pos); };
+    struct drawn_turn<S> turn;
+    int pages = 0; /* numbers of 32 pages, one a lane */
+    if (a.starts_early && !is_idle && thread / 32 < n_part) {
+        const int from = begin_of(thread / 32);
+        const int end = end_of(thread / 32);
+        pages = pages_look(h, from, end);
+        turn_ask<S, is_whole>(turn, a, h, pages, 0, from, h.k != NULL && end == n_pos ? end - 1 : end);
+    }
+    if (a.starts_early) {
+        grid_wait();
+    }
+    if (is_idle) {
+        return;
+    }
+    bool is_asked = a.starts_early;
 #pragma unroll 1
     for (int i = thread / 32; i < n_part; i += n_thread / 32) {
-        const int from = (first + i * run) * DRAWN_SPLIT;
         struct drawn_sums<S> sums;
-        part_attend<S, is_whole>(sums, a, h, from, min(from + run * DRAWN_SPLIT, n_pos));
+        part_attend<S, is_whole>(sums, a, h, begin_of(i), end_of(i), turn, pages, is_asked);
+        is_asked = false;
         if (n_unit == 1) {
             part_leave<S>(m.part + i, m.o + i * a.d_pad, a, sums);
         } else {

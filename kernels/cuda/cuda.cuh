@@ -415,6 +415,8 @@ struct room {
 };
 struct room linear_room(struct cuda *cu, struct tensor y);
 void linear_next(struct cuda *cu);
+/* A weight is about to be freed. */
+void linear_forget_order(struct cuda *cu);
 
 /* Into a room that there is: a number, or four that begin at a multiple of four. */
 __device__ __forceinline__ void room_store(const struct room &room, int64_t at, float value)

@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct
     if (a.starts_early) {
         copy_first_w();
     }
+    linear_ask_next(a);
     grid_wait();
     if (!a.starts_early) {
         copy_first_w();
@@ -392,7 +393,8 @@ void gemm_run(struct cuda *cu, const struct linear_args *a, void (*kernel)(struc
     }
     const dim3 grid(static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token),
                     static_cast<unsigned>((a->n_out + shape::n_output - 1) / shape::n_output));
-    LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cuda_queue(cu), *a);
+    LAUNCH(kernel, grid, dim3(shape::n_thread), shape::shared_bytes, cuda_queue(cu),
+           linear_sliced(a, grid));
 }
 
 template <typename shape, enum dtype type>

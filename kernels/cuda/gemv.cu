@@ -6,8 +6,7 @@
  * registers: the weights of a warp's first items, which are a chunk of a tile, are asked for before the kernel before is
  * complete, those of an item when an earlier one is done. Blocks are one a multiprocessor, with half of its
  * registers, so that those of the next kernel find room to ask for theirs. What a warp does is short, since its
- * chain of instructions is what few rows wait for. Where the rows are yet to be normed, each warp norms the
- * columns of its own chunk.
+ * chain of instructions is what few rows wait for. Up to 16 rows by row-major weights are gemv_few.cu's.
  *
  * Bytes: weights once from memory (once more from the second-level cache per further group of tokens), x
  * once per block from that cache: in BF16, as the op before has left it or linear_round, but in F32 of up to
@@ -18,22 +17,19 @@
 namespace
 {
 
-/* How a kernel gets x: as F32, rounded, or from the norm of other rows. */
-enum gemv_x { GEMV_X_F32, GEMV_X_ROUNDED, GEMV_X_NORMED };
+/* How a kernel gets x. */
+enum gemv_x { GEMV_X_F32, GEMV_X_ROUNDED };
 
-/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_half halves of a tile of outputs
- * and n_nt tiles of tokens at a time. One half alone, of row-major weights, leaves the other half of A 0. n_ahead: items
+/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_nt tiles of tokens at a time. n_ahead: items
  * whose weights a warp has in registers. */
-template <int halves, int n_nt_, enum gemv_x x_>
-struct gemv_bf16 {
-    static constexpr int n_half = halves; static constexpr int n_nt = n_nt_;
+template <int n_nt_, enum gemv_x x_> struct gemv_bf16 {
+    static constexpr int n_nt = n_nt_;
     static constexpr enum gemv_x x = x_;
     static constexpr int n_token = n_nt * 8;
-    static constexpr int n_output = n_half * 8;
+    static constexpr int n_output = LINEAR_TILE;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
-    static constexpr int n_ahead = n_nt == 4 ? 2 : 4 / n_half;
+    static constexpr int n_ahead = 2;
     static constexpr int part_floats = n_token * stride; /* of a chunk */
-    static_assert(n_half == 1 || n_half == 2, "an mma");
 };
 
 constexpr int N_BLOCK = LINEAR_CHUNK_BLOCKS;
@@ -41,30 +37,24 @@ constexpr int N_BLOCK = LINEAR_CHUNK_BLOCKS;
 /* ---- operands -------------------------------------------------------------------------------- */
 
 /* A lane's weights of a chunk. */
-template <class shape> struct gemv_weights {
-    uint4 piece[N_BLOCK][shape::n_half];
+struct gemv_weights {
+    uint4 piece[N_BLOCK][2];
 };
 
 /* Those of a tile. */
-template <class shape>
-__device__ __forceinline__ void gemv_load_w(struct gemv_weights<shape> &to,
-                                            const struct linear_args &a, int tile, int chunk)
+__device__ __forceinline__ void gemv_load_w(struct gemv_weights &to, const struct linear_args &a,
+                                            int tile, int chunk)
 {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4;
     const int t = static_cast<int>(threadIdx.x) % 4;
-    const int half = tile * shape::n_half;
-    const unsigned char *const w = a.w + half / 2 * a.map.tile + half % 2 * a.map.half +
-                                   g * a.map.row + t * 16 +
+    const unsigned char *const w = a.w + tile * a.map.tile + g * a.map.row + t * 16 +
                                    static_cast<int64_t>(chunk * N_BLOCK) * a.map.block;
 #pragma unroll
     for (int b = 0; b < N_BLOCK; b++) {
 #pragma unroll
-        for (int i = 0; i < shape::n_half; i++) {
-            to.piece[b][i] = make_uint4(0, 0, 0, 0);
-            if (chunk * N_BLOCK + b < a.n_block) {
-                to.piece[b][i] =
-                    *reinterpret_cast<const uint4 *>(w + b * a.map.block + i * a.map.half);
-            }
+        for (int i = 0; i < 2; i++) {
+            to.piece[b][i] = load_16_if(chunk * N_BLOCK + b < a.n_block,
+                                        w + b * a.map.block + i * a.map.half);
         }
     }
 }
@@ -106,12 +96,13 @@ __device__ __forceinline__ void gemv_load_x(struct gemv_rows<shape> &to,
         for (int b = 0; b < N_BLOCK; b++) {
             const int block = chunk * N_BLOCK + b;
             const int first = block * LINEAR_BLOCK_BF16 + t * 8;
-            to.piece[b][j] = make_uint4(0, 0, 0, 0);
-            if (tok < a.n_tok && block < a.n_block) {
-                if constexpr (shape::x == GEMV_X_ROUNDED) {
-                    to.piece[b][j] = *reinterpret_cast<const uint4 *>(
-                        static_cast<const uint16_t *>(a.x) + row + first);
-                } else {
+            const bool is_there = tok < a.n_tok && block < a.n_block;
+            if constexpr (shape::x == GEMV_X_ROUNDED) {
+                to.piece[b][j] =
+                    load_16_if(is_there, static_cast<const uint16_t *>(a.x) + row + first);
+            } else {
+                to.piece[b][j] = make_uint4(0, 0, 0, 0);
+                if (is_there) {
                     to.piece[b][j] = gemv_round<type>(static_cast<const float *>(a.x) + row + first,
                                                       a.n_in - first);
                 }
@@ -169,7 +160,7 @@ __device__ __forceinline__ void staged_x(struct gemv_rows<shape> &x, const uint1
 /* sum = the products of a chunk. */
 template <class shape, enum dtype type>
 __device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_nt][4],
-                                              const struct gemv_weights<shape> &w,
+                                              const struct gemv_weights &w,
                                               const struct gemv_rows<shape> &x, bool is_row_major)
 {
 #pragma unroll
@@ -181,11 +172,10 @@ __device__ __forceinline__ void gemv_multiply(float (&sum)[shape::n_nt][4],
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint4 p = w.piece[b][0];
-            const uint4 none = make_uint4(0, 0, 0, 0);
-            const uint4 q = shape::n_half == 1 ? none : w.piece[b][1 % shape::n_half];
+            const uint4 q = w.piece[b][1];
             uint32_t in_w[4] = {h == 0 ? p.x : q.x, h == 0 ? p.y : q.y, h == 0 ? p.z : q.z,
                                 h == 0 ? p.w : q.w};
-            if (is_row_major || shape::n_half == 1) {
+            if (is_row_major) {
                 in_w[0] = h == 0 ? p.x : p.z, in_w[1] = h == 0 ? q.x : q.z;
                 in_w[2] = h == 0 ? p.y : p.w, in_w[3] = h == 0 ? q.y : q.w;
             }
@@ -212,10 +202,8 @@ __device__ __forceinline__ void gemv_leave(float *part, const float (&sum)[shape
         float *const at = part + (j * 8 + t * 2) * stride + g;
         at[0] = sum[j][0];
         at[stride] = sum[j][1];
-        if constexpr (shape::n_half > 1) {
-            at[8] = sum[j][2];
-            at[stride + 8] = sum[j][3];
-        }
+        at[8] = sum[j][2];
+        at[stride + 8] = sum[j][3];
     }
 }
 
@@ -242,123 +230,13 @@ __device__ __forceinline__ void gemv_end_tile(const struct linear_args &a, const
         for (int p = 0; p < n_chunk; p++) {
             total += part[p * shape::part_floats + tok * shape::stride];
         }
-        linear_store(a, first + tok, out, linear_finish(total, bias, a.act));
+        linear_store(a, first + tok, out, linear_finish_16(total, bias, a.act));
     }
-}
-
-/* ---- rows that are yet to be normed ------------------------------------------------------------
- *
- * Each warp has a chunk, which is a sweep of a norm's warp (norm.cuh): a lane has four columns of it. It leaves
- * its columns of what the norm is of in shared memory, sums one of the rows as norm.cu does (of a single row every
- * warp: a barrier less), norms its own columns of all rows, and leaves them rounded for its own products.
- * To the bits of norm.cu. The first block writes the normed rows, too, to what no other block reads. */
-
-constexpr int SWEEP = NORM_COLS;
-static_assert(LINEAR_CHUNK_BF16 == SWEEP, "a chunk is a sweep");
-
-/* Shared memory behind the sums: rows [n_tok][n_chunk][SWEEP], by warp its rounded columns [n_tok][STAGE_STRIDE], and of
- * the rows {mean, inverse}. */
-struct gemv_sweeps {
-    float *row;
-    uint16_t *rounded; /* this warp's */
-    float2 *stats;
-    int n_float; /* of a row */
-};
-
-__host__ __device__ __forceinline__ int sweeps_floats(int n_in)
-{
-    return (n_in + SWEEP - 1) / SWEEP * SWEEP;
-}
-
-static inline size_t sweeps_bytes(const struct linear_args *a)
-{
-    const int n = sweeps_floats(a->n_in);
-    return static_cast<size_t>(a->n_tok) *
-               (static_cast<size_t>(n) * sizeof(float) + sizeof(float2)) +
-           stage_bytes(a->n_tok, n / SWEEP);
-}
-
-/* The lane's columns of rows tok .. tok+n-1, all asked for before the first is used. */
-template <int n>
-__device__ __forceinline__ void sweep_load(const struct gemv_sweeps &s,
-                                           const struct norm_args &norm, int n_tok, int tok, int c)
-{
-    const int columns[1] = {c};
-    float4 v[n][1];
-    float4 r[n][1] = {};
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        const int at = tok + j < n_tok ? tok + j : n_tok - 1;
-        if (norm.from.view != NULL) {
-            embed_groups(v[j], norm.from, embed_row_of(norm.from, at), columns);
-        } else {
-            norm_groups(v[j], norm.x + at * norm.x_stride, columns);
-        }
-        if (norm.r != NULL) {
-            norm_groups(r[j], norm.r + at * norm.r_stride, columns);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        if (tok + j < n_tok) {
-            *reinterpret_cast<float4 *>(s.row + (tok + j) * s.n_float + c) =
-                norm.r != NULL ? group_add(v[j][0], r[j][0]) : v[j][0];
-        }
-    }
-}
-
-/* x ← the warp's chunk of the normed rows, rounded. gamma, beta: the lane's columns of them. By the whole block. */
-template <class shape, enum dtype type>
-__device__ __forceinline__ void gemv_norm_x(struct gemv_rows<shape> &x, const struct linear_args &a,
-                                            const struct gemv_sweeps &s, float4 gamma, float4 beta)
-{
-    const struct norm_args &norm = a.norm;
-    const int n_warp = static_cast<int>(blockDim.x) / WARP;
-    const int warp = static_cast<int>(threadIdx.x) / WARP;
-    const int lane = static_cast<int>(threadIdx.x) % WARP;
-    const int c = warp * SWEEP + lane * GROUP;
-    const bool is_there = c < norm.d;
-    float2 stats = {0, 0};
-    if (a.n_tok == 1) {
-        if (is_there) {
-            sweep_load<1>(s, norm, 1, 0, c);
-        }
-        __syncthreads();
-        stats = norm_sum(s.row, norm.d, norm.eps, lane);
-    } else {
-        for (int tok = 0; tok < a.n_tok && is_there; tok += 2) {
-            sweep_load<2>(s, norm, a.n_tok, tok, c);
-        }
-        __syncthreads();
-        for (int tok = warp; tok < a.n_tok; tok += n_warp) {
-            const float2 own = norm_sum(s.row + tok * s.n_float, norm.d, norm.eps, lane);
-            if (lane == 0) {
-                s.stats[tok] = own;
-            }
-        }
-        __syncthreads();
-    }
-#pragma unroll 1
-    for (int tok = 0; tok < a.n_tok; tok++) {
-        stats = a.n_tok == 1 ? stats : s.stats[tok];
-        float4 out = {0, 0, 0, 0};
-        if (is_there) {
-            out = norm_output(*reinterpret_cast<const float4 *>(s.row + tok * s.n_float + c),
-                              stats.x, stats.y, gamma, beta);
-        }
-        *reinterpret_cast<uint2 *>(s.rounded + tok * STAGE_STRIDE + lane * GROUP) =
-            make_uint2(operand_pair<type>(out.x, out.y), operand_pair<type>(out.z, out.w));
-        if (blockIdx.x == 0 && is_there) {
-            *reinterpret_cast<float4 *>(norm.y + tok * norm.y_stride + c) = out;
-        }
-    }
-    __syncwarp();
-    staged_x<shape>(x, s.rounded, a.n_tok);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* How a block's work is cut: each warp has n_turn chunks of a tile, of normed rows one. Of n_part sets of sums in
+/* How a block's work is cut: each warp has n_turn chunks of a tile. Of n_part sets of sums in
  * shared memory tiles take turns. */
 struct gemv_plan {
     int n_chunk, n_turn, n_part;
@@ -367,21 +245,21 @@ struct gemv_plan {
 
 /* Grid (blocks that share the tiles of outputs, tiles of tokens / n_nt). */
 template <class shape, enum dtype type>
-__global__ void __launch_bounds__(32 * (shape::x == GEMV_X_NORMED ? 2 : 1) * GEMV_WARPS_MAX)
+__global__ void __launch_bounds__(32 * GEMV_WARPS_MAX)
     gemv_kernel_bf16(const struct linear_args a, const struct gemv_plan plan)
 {
     DYN_SHARED(float, shared); /* [n_part][n_chunk][n_token][stride] */
     constexpr int n_ahead = shape::n_ahead;
     const int n_warp = static_cast<int>(blockDim.x) / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int n_tile = (2 * a.n_tile + shape::n_half - 1) / shape::n_half;
+    const int n_tile = a.n_tile;
     const int part_floats = plan.n_chunk * shape::part_floats;
-    struct gemv_weights<shape> w[n_ahead];
+    struct gemv_weights w[n_ahead];
     float bias[n_ahead] = {};
     /* Of the item that begins with a tile and a turn, into place u. */
     const auto load = [&](int u, int tile, int turn) {
         if (tile < n_tile) {
-            gemv_load_w<shape>(w[u], a, tile, turn * n_warp + warp);
+            gemv_load_w(w[u], a, tile, turn * n_warp + warp);
             const int out = gemv_output<shape>(tile);
             bias[u] = a.bias != NULL && out < a.n_out ? a.bias[out] : 0;
         }
@@ -402,46 +280,26 @@ __global__ void __launch_bounds__(32 * (shape::x == GEMV_X_NORMED ? 2 : 1) * GEM
     if (a.starts_early) {
         load_first();
     }
-    float4 gamma = {0, 0, 0, 0};
-    float4 beta = {0, 0, 0, 0};
-    const int column = warp * SWEEP + static_cast<int>(threadIdx.x) % 32 * GROUP;
-    if (shape::x == GEMV_X_NORMED && column < a.n_in) {
-        gamma = *reinterpret_cast<const float4 *>(a.norm.gamma + column);
-        beta = *reinterpret_cast<const float4 *>(a.norm.beta + column);
-    }
+    linear_ask_next(a);
     grid_wait();
     if (!a.starts_early) {
         load_first();
     }
     struct gemv_rows<shape> x;
-    if constexpr (shape::x == GEMV_X_NORMED) {
-        const int n_float = sweeps_floats(a.n_in);
-        float *const row = shared + plan.n_part * part_floats;
-        uint16_t *const rounded = reinterpret_cast<uint16_t *>(row + a.n_tok * n_float);
-        const int n_rounded = a.n_tok * STAGE_STRIDE; /* of a warp */
-        gemv_norm_x<shape, type>(x, a,
-                                 {row, rounded + warp * n_rounded,
-                                  reinterpret_cast<float2 *>(rounded + n_float / SWEEP * n_rounded),
-                                  n_float},
-                                 gamma, beta);
-    }
     uint16_t *const stage = reinterpret_cast<uint16_t *>(shared + plan.n_part * part_floats) +
                             warp * plan.n_turn * a.n_tok * STAGE_STRIDE;
     if (plan.stages_x) {
         stage_x(stage, a, plan.n_turn);
     }
-    const auto take_x =
-        [&](int turn) { /* not of normed rows */
-                        if constexpr (shape::n_nt == 1 && shape::x == GEMV_X_ROUNDED) {
-                            if (plan.stages_x) {
-                                staged_x<shape>(x, stage + turn * a.n_tok * STAGE_STRIDE, a.n_tok);
-                                return;
-                            }
-                        }
-                        if constexpr (shape::x != GEMV_X_NORMED) {
-                            gemv_load_x<shape, type>(x, a, turn * n_warp + warp);
-                        }
-        };
+    const auto take_x = [&](int turn) {
+        if constexpr (shape::n_nt == 1 && shape::x == GEMV_X_ROUNDED) {
+            if (plan.stages_x) {
+                staged_x<shape>(x, stage + turn * a.n_tok * STAGE_STRIDE, a.n_tok);
+                return;
+            }
+        }
+        gemv_load_x<shape, type>(x, a, turn * n_warp + warp);
+    };
     take_x(0);
     int tile = static_cast<int>(blockIdx.x);
     int turn = 0;
@@ -486,8 +344,7 @@ template <class shape, enum dtype type>
 void gemv_run_of(struct cuda *cu, const struct linear_args *a)
 {
     const int n_chunk = (a->n_block + N_BLOCK - 1) / N_BLOCK;
-    const int n_warp =
-        shape::x == GEMV_X_NORMED || n_chunk < GEMV_WARPS_MAX ? n_chunk : +GEMV_WARPS_MAX;
+    const int n_warp = n_chunk < GEMV_WARPS_MAX ? n_chunk : +GEMV_WARPS_MAX;
     const size_t part_bytes = static_cast<size_t>(n_chunk) * shape::part_floats * sizeof(float);
     const int n_turn = (n_chunk + n_warp - 1) / n_warp;
     const size_t x_bytes = stage_bytes(a->n_tok, n_warp * n_turn);
@@ -496,22 +353,19 @@ void gemv_run_of(struct cuda *cu, const struct linear_args *a)
                           a->n_tok <= 8 &&
                           static_cast<size_t>(n_part) * part_bytes + x_bytes <= cu->shared_max;
     const struct gemv_plan plan = {n_chunk, n_turn, n_part, stages_x};
-    CHECK(shape::x != GEMV_X_NORMED || n_chunk <= 2 * GEMV_WARPS_MAX);
     const size_t shared =
-        static_cast<size_t>(plan.n_part) * part_bytes + (shape::x == GEMV_X_NORMED ? sweeps_bytes(a)
-                                                         : plan.stages_x           ? x_bytes
-                                                                                   : 0);
+        static_cast<size_t>(plan.n_part) * part_bytes + (plan.stages_x ? x_bytes : 0);
     if (!cuda_shared(cu, gemv_kernel_bf16<shape, type>, shared, "linear")) {
         return;
     }
     const int groups = (a->n_tok + shape::n_token - 1) / shape::n_token;
-    const int n_tile = (2 * a->n_tile + shape::n_half - 1) / shape::n_half;
+    const int n_tile = a->n_tile;
     const int n_block = shape::n_nt == 1 && n_tile <= 2 * cu->n_sm ? 2 * cu->n_sm : cu->n_sm;
     const int n_each = (n_tile * groups + n_block - 1) / n_block; /* tiles of a block */
     const dim3 grid(static_cast<unsigned>((n_tile + n_each - 1) / n_each),
                     static_cast<unsigned>(groups));
     LAUNCH((gemv_kernel_bf16<shape, type>), grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cuda_queue(cu), *a, plan);
+           cuda_queue(cu), linear_sliced(a, grid), plan);
 }
 
 template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_args *a)
@@ -523,25 +377,13 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
     }
 }
 
-/* Half a tile of outputs at a time where there is no more than one for each multiprocessor. */
-template <int n_nt, enum gemv_x x>
-void gemv_bf16_tiles(struct cuda *cu, const struct linear_args *a)
-{
-    const int groups = (a->n_tok + n_nt * 8 - 1) / (n_nt * 8);
-    if (n_nt == 1 && a->is_row_major && a->n_tile * 2 * groups <= cu->n_sm) {
-        gemv_bf16_run<gemv_bf16<(n_nt == 1 ? 1 : 2), n_nt, x>>(cu, a);
-    } else {
-        gemv_bf16_run<gemv_bf16<2, n_nt, x>>(cu, a);
-    }
-}
-
 /* Tiles of tokens of a block: one that has all of them reads weights once, but where outputs are few, fewer
  * tokens leave fewer multiprocessors idle, and none reads as much of x. */
 int gemv_token_tiles(const struct cuda *cu, const struct linear_args *a)
 {
     int n_nt = a->n_tok <= 8 ? 1 : a->n_tok <= 16 ? 2 : 4;
     const size_t tile_bytes = static_cast<size_t>(a->n_block / N_BLOCK + 1) *
-                              gemv_bf16<2, 1, GEMV_X_ROUNDED>::part_floats * sizeof(float);
+                              gemv_bf16<1, GEMV_X_ROUNDED>::part_floats * sizeof(float);
     while (n_nt > 1 && (a->n_tile * ((a->n_tok + n_nt * 8 - 1) / (n_nt * 8)) < cu->n_sm * 5 / 8 ||
                         static_cast<size_t>(n_nt) * tile_bytes > PART_BYTES_MAX)) {
         n_nt /= 2;
@@ -553,19 +395,19 @@ int gemv_token_tiles(const struct cuda *cu, const struct linear_args *a)
 
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
-    if (dtype != DTYPE_F32) {
+    if (gemv_is_few(cu, args, dtype)) {
+        gemv_few(cu, args);
+    } else if (dtype != DTYPE_F32) {
         const int n_nt = gemv_token_tiles(cu, args);
-        if (args->norm.d > 0) {
-            gemv_bf16_tiles<1, GEMV_X_NORMED>(cu, args);
-        } else if (!args->x_is_rounded) {
+        if (!args->x_is_rounded) {
             CHECK(args->n_tok <= GEMV_F32_ROWS);
-            gemv_bf16_tiles<1, GEMV_X_F32>(cu, args);
+            gemv_bf16_run<gemv_bf16<1, GEMV_X_F32>>(cu, args);
         } else if (n_nt == 1) {
-            gemv_bf16_tiles<1, GEMV_X_ROUNDED>(cu, args);
+            gemv_bf16_run<gemv_bf16<1, GEMV_X_ROUNDED>>(cu, args);
         } else if (n_nt == 2) {
-            gemv_bf16_tiles<2, GEMV_X_ROUNDED>(cu, args);
+            gemv_bf16_run<gemv_bf16<2, GEMV_X_ROUNDED>>(cu, args);
         } else {
-            gemv_bf16_tiles<4, GEMV_X_ROUNDED>(cu, args);
+            gemv_bf16_run<gemv_bf16<4, GEMV_X_ROUNDED>>(cu, args);
         }
     } else {
         gemv_run_f32(cu, args);

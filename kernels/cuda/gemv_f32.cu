@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
     if (a.starts_early) {
         gemv_fill_f32<shape, GEMV_W>(ring, copied, a, block);
     }
+    linear_ask_next(a);
     grid_wait();
     if (a.starts_early) {
         gemv_fill_f32<shape, GEMV_X>(ring, copied, a, block);
@@ -326,7 +327,7 @@ template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear
     const dim3 grid(static_cast<unsigned>(a->n_tile * 2 / shape::n_half),
                     static_cast<unsigned>((a->n_tok + shape::n_token - 1) / shape::n_token));
     LAUNCH(gemv_kernel_f32<shape>, grid, dim3(static_cast<unsigned>(n_warp * 32)), shared,
-           cuda_queue(cu), *a);
+           cuda_queue(cu), linear_sliced(a, grid));
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */

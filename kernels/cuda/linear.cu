@@ -171,6 +171,7 @@ enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err 
         if (cu->linear == NULL) {
             return err_set(err, ERR_MEMORY, "linear: no host memory left");
         }
+        cu->linear->last = -1;
     }
     struct linear_state *const state = cu->linear;
     const int64_t n_in = w->head.cols;
@@ -368,6 +369,49 @@ static const uint16_t *rounded_of(const struct linear_state *state, struct tenso
     return is_x ? r->data : NULL;
 }
 
+/* ---- the next weight ------------------------------------------------------------------------- */
+
+/* Products come in the same order in every step. Notes that w's comes now; returns what has followed it before, or
+ * NULL. */
+static const struct cuda_weight *next_of(struct linear_state *state, const struct weight *w)
+{
+    const struct cuda_weight *const weight = cuda_weight_of(w);
+    int at = 0;
+    while (at < state->n_order && state->order[at].weight != weight) {
+        at++;
+    }
+    if (at == LINEAR_ORDER_MAX) {
+        return NULL;
+    }
+    if (at == state->n_order) {
+        state->order[state->n_order++] = {weight, NULL};
+    }
+    if (state->last >= 0 && state->last != at) { /* an op that is recorded is launched twice */
+        state->order[state->last].next = weight;
+    }
+    state->last = at;
+    return state->order[at].next;
+}
+
+void linear_forget_order(struct cuda *cu)
+{
+    if (cu->linear != NULL) {
+        cu->linear->n_order = 0;
+        cu->linear->last = -1;
+    }
+}
+
+/* Of a product by w, lets args say what comes next. */
+static void ask_next(struct cuda *cu, struct linear_args *args, const struct weight *w)
+{
+    const struct cuda_weight *const next = next_of(cu->linear, w);
+    if (next != NULL && cu->is_drawn && cu->overlaps && next->pinned == NULL) {
+        args->next = static_cast<const unsigned char *>(next->data);
+        args->next_bytes = static_cast<uint32_t>(
+            next->bytes < LINEAR_NEXT_MAX ? next->bytes : static_cast<size_t>(LINEAR_NEXT_MAX));
+    }
+}
+
 /* ---- the op --------------------------------------------------------------------------------- */
 
 /* Which kernel is faster: up to 16 rows the one that reads weights as fast as memory gives them;
@@ -411,6 +455,9 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .x_is_aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 4 == 0,
         .x_is_rounded = false,
         .starts_early = cu->overlaps,
+        .next = NULL,
+        .next_bytes = 0,
+        .next_slice = 0,
         .norm = {},
     };
 }
@@ -470,8 +517,10 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
                  struct tensor bias, enum act act, enum linear_result result)
 {
     const bool is_split = cuda_weight_of(w)->split != NULL && cu->splits && !cu->is_drawn;
+    const struct weight *const given = w;
     w = is_split ? cuda_weight_of(w)->split : w;
     struct linear_args call = args_of(cu, y, x, w, bias, act);
+    ask_next(cu, &call, given);
     const bool few = is_few(cu, y.rows, w);
     const bool by_lt = call.is_row_major && cu->uses_lt && (cu->is_fast ? !few : !cu->is_drawn);
     const int64_t n_pass =
@@ -507,7 +556,7 @@ bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct
     const struct tensor none = {};
     const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
     return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && norm_has_groups(norm) &&
-           w->dtype != DTYPE_F32 && !overlap(norm->y, read) && !overlap(norm->y, norm->r) &&
+           w->dtype != DTYPE_F32 && cuda_weight_of(w)->is_row_major && !overlap(norm->y, read) && !overlap(norm->y, norm->r) &&
            !overlap(y, read) && !overlap(y, norm->r) && !overlap(y, norm->y);
 }
 
@@ -516,6 +565,7 @@ void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *
                         enum linear_result result)
 {
     struct linear_args args = args_of(cu, y, norm->y, w, bias, act);
+    ask_next(cu, &args, w);
     args.rounded = result == LINEAR_TO_PRODUCT ? room_for(cu, y, w->dtype).data : NULL;
     args.n_tok = static_cast<int>(y.rows);
     args.norm = norm_args_of(cu, norm);

@@ -48,6 +48,7 @@ enum {
     LT_ROWS = 16,                   /* calls of cuBLASLt have a multiple of so many rows */
     GEMV_WARPS_MAX = 8,             /* of a block, but of one that norms its rows */
     GEMV_F32_ROWS = 8,              /* so many gemv reads in F32 and rounds itself */
+    GEMV_FEW_ROWS = 8,              /* so many, rounded or yet to be normed, have kernels of their own */
     GEMV_IN_MAX =
         152 * 128 /* columns of BF16 weights that gemv takes: their sums lie in shared memory */
 };
@@ -79,7 +80,9 @@ struct linear_args {
     bool is_f16;       /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
     bool x_is_rounded;
-    bool starts_early; /* few rows: the kernel before may still run, weights need not wait for it */
+    bool starts_early; /* drawn tokens: the kernel before may still run, weights need not wait for it */
+    const unsigned char *next; /* drawn tokens: what the next product reads, or NULL */
+    uint32_t next_bytes, next_slice; /* all, of a block */
     struct norm_args norm; /* few rows, with its d not 0: x is what this will make of them */
 };
 
@@ -127,12 +130,35 @@ __device__ __forceinline__ void linear_store(const struct linear_args &a, int to
     }
 }
 
+/* Asks for what the next product reads, a slice by each block: before grid_wait. So memory is
+ * busy while this product waits for its rows and adds up, and the next one finds its weights in the second-level cache. */
+__device__ __forceinline__ void linear_ask_next(const struct linear_args &a)
+{
+    const uint32_t first = (blockIdx.y * gridDim.x + blockIdx.x) * a.next_slice;
+    if (threadIdx.x == 0 && first < a.next_bytes) {
+        prefetch_l2_many(a.next + first, min(a.next_slice, a.next_bytes - first));
+    }
+}
+
+/* The arguments of a launch: what comes next in slices for its blocks. */
+static inline struct linear_args linear_sliced(const struct linear_args *a, dim3 grid)
+{
+    struct linear_args args = *a;
+    const uint32_t n_block = grid.x * grid.y;
+    args.next_slice = ((a->next_bytes + n_block - 1) / n_block + 15) / 16 * 16;
+    return args;
+}
+
 struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major); /* linear.cu */
 
 /* gemv.cu, gemm.cu: whole calls on args; gemm reads no row-major F32 weights and no x in F32 beside weights
  * of 16 bits, nor does gemv of more than GEMV_F32_ROWS. */
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+/* gemv_few.cu: gemv's call of up to GEMV_FEW_ROWS rows by row-major weights of 16 bits, but of some shapes; of rows that are yet
+ * to be normed whatever the shape. */
+bool gemv_is_few(const struct cuda *cu, const struct linear_args *args, enum dtype dtype);
+void gemv_few(struct cuda *cu, const struct linear_args *args);
 /* gemv_f32.cu: gemv's call with F32 weights. */
 void gemv_run_f32(struct cuda *cu, const struct linear_args *args);
 
@@ -161,11 +187,23 @@ struct linear_rounded {
 
 enum { LINEAR_ROOMS = 2 }; /* an op reads one and fills the other */
 
+/* A weight that rows were multiplied by, and the one that came next. */
+struct linear_order {
+    const struct cuda_weight *weight, *next; /* Borrowed */
+};
+
+enum {
+    LINEAR_ORDER_MAX = 512,
+    LINEAR_NEXT_MAX = 12 << 20 /* bytes of it that are asked for: of what is larger, its beginning */
+};
+
 struct linear_state {
     uint16_t *room[LINEAR_ROOMS]; /* Owner: device memory for rounded rows */
     size_t room_bytes[LINEAR_ROOMS];
     struct linear_rounded ready;   /* by the op before */
     struct linear_rounded leaving; /* by this op */
+    struct linear_order order[LINEAR_ORDER_MAX]; /* in which products follow one another, as seen so far */
+    int n_order, last;                           /* last: the place of the latest product's; -1: none */
     void *x;                       /* Owner: device memory for a pass of prepared rows */
     size_t x_bytes;
     void *y; /* Owner: device memory for LT_ROWS rows of F32 results, with cuBLASLt */

@@ -449,6 +449,7 @@ void resource_weight_free(struct backend *be, struct weight *weight)
         return;
     }
     graphs_forget(cuda_of(be));
+    linear_forget_order(cuda_of(be));
     struct cuda_weight *const w = reinterpret_cast<struct cuda_weight *>(weight);
     if (w->pinned != NULL) {
         (void)cudaFreeHost(w->pinned);

@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(UPLOAD_THREADS)
     upload_kernel(uint4 *to, const uint4 *from, unsigned n)
 {
     const unsigned i = blockIdx.x * UPLOAD_THREADS + threadIdx.x;
-    grid_wait();
+    grid_wait_alone(); /* attention reads units and pages early */
     if (i < n) {
         to[i] = from[i];
     }

@@ -106,10 +106,25 @@ static inline void grid_wait(CUDA_HOST_HERE)
 {
     cuda_host_grid_wait(CUDA_HOST_PLACE("grid_wait"));
 }
+static inline void grid_wait_alone(CUDA_HOST_HERE)
+{
+    cuda_host_grid_wait(CUDA_HOST_PLACE("grid_wait_alone"));
+}
 /* A read, so that it is seen. */
 static inline void prefetch_l2(const void *global)
 {
     (void)*static_cast<const volatile unsigned char *>(global);
+}
+
+static inline uint4 load_16_if(bool is_there, const void *global)
+{
+    return is_there ? *static_cast<const uint4 *>(global) : make_uint4(0, 0, 0, 0);
+}
+
+static inline void prefetch_l2_many(const void *global, uint32_t n)
+{
+    prefetch_l2(global);
+    prefetch_l2(static_cast<const unsigned char *>(global) + n - 1);
 }
 
 static inline void device_pause()
