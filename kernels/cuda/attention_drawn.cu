@@ -16,7 +16,7 @@ namespace
 constexpr int BLOCK = 384;
 constexpr int BLOCK_OF_MANY = 128;
 constexpr int BLOCK_OF_MOST = 64;
-constexpr int MANY_PER_SM = 4;  /* blocks of many that find room on a multiprocessor */
+constexpr int MANY_PER_SM = 4; /* blocks of many that find room on a multiprocessor */
 
 /* Heads of up to width columns. */
 template <typename T, int width> struct drawn_of {

@@ -314,15 +314,11 @@ __device__ __forceinline__ void turn_ask(struct drawn_turn<S> &turn, const struc
     }
     turn_load<S, is_whole, T>(
         turn.k,
-        [&](int i) {
-            return h.k_pages + turn_place<S>(a, pages, page + i, pos, a.k_page_stride);
-        },
+        [&](int i) { return h.k_pages + turn_place<S>(a, pages, page + i, pos, a.k_page_stride); },
         a.d_head, n, n_col);
     turn_load<S, is_whole, T>(
         turn.v,
-        [&](int i) {
-            return h.v_pages + turn_place<S>(a, pages, page + i, pos, a.v_page_stride);
-        },
+        [&](int i) { return h.v_pages + turn_place<S>(a, pages, page + i, pos, a.v_page_stride); },
         a.d_head, n, n_col);
 }
 
@@ -508,7 +504,8 @@ __device__ __forceinline__ void drawn_attend(const struct attention_args &a, con
         const int from = begin_of(thread / 32);
         const int end = end_of(thread / 32);
         pages = pages_look(h, from, end);
-        turn_ask<S, is_whole>(turn, a, h, pages, 0, from, h.k != NULL && end == n_pos ? end - 1 : end);
+        turn_ask<S, is_whole>(turn, a, h, pages, 0, from,
+                              h.k != NULL && end == n_pos ? end - 1 : end);
     }
     if (a.starts_early) {
         grid_wait();

@@ -49,14 +49,14 @@ template <typename shape> struct gemm_piece {
     int r, b, t;
 };
 
-template <typename shape> __device__ __forceinline__ struct gemm_piece<shape> gemm_piece_of(int i)
-{
+template <typename shape> __device__ __forceinline__ struct gemm_piece<shape> gemm_piece_of(int i) {
     const int at = i * shape::n_thread + static_cast<int>(threadIdx.x);
     return {at / (4 * shape::n_kb), at / 4 % shape::n_kb, at % 4};
 }
 
 /* Where a thread's pieces of the first slot come from. */
-template <typename shape> struct gemm_source {
+template <typename shape>
+struct gemm_source {
     const unsigned char *w[shape::n_w_mine];
     const unsigned char *x[shape::n_x_mine];
 };
@@ -106,8 +106,8 @@ __device__ __forceinline__ void gemm_copy_x(uint4 *slot, const struct gemm_sourc
         const struct gemm_piece<shape> p = gemm_piece_of<shape>(i);
         const bool is_there = block + p.b < a.n_block;
         copy_async_16(slot + p.b * shape::n_piece + shape::n_w + p.r * 4 + p.t,
-                      source.x[i] + (is_there ? static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * 2)
-                                              : 0),
+                      source.x[i] +
+                          (is_there ? static_cast<int64_t>(block) * (LINEAR_BLOCK_BF16 * 2) : 0),
                       is_there ? 16 : 0);
     }
 }

@@ -22,9 +22,9 @@ enum gemv_x { GEMV_X_F32, GEMV_X_ROUNDED };
 
 /* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_nt tiles of tokens at a time. n_ahead: items
  * whose weights a warp has in registers. */
-template <int n_nt_, enum gemv_x x_> struct gemv_bf16 {
-    static constexpr int n_nt = n_nt_;
-    static constexpr enum gemv_x x = x_;
+template <int n_nt_, enum gemv_x x_>
+struct gemv_bf16 {
+    static constexpr int n_nt = n_nt_; static constexpr enum gemv_x x = x_;
     static constexpr int n_token = n_nt * 8;
     static constexpr int n_output = LINEAR_TILE;
     static constexpr int stride = n_output + 4; /* a fragment's sums fall into 32 banks */
@@ -53,8 +53,8 @@ __device__ __forceinline__ void gemv_load_w(struct gemv_weights &to, const struc
     for (int b = 0; b < N_BLOCK; b++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            to.piece[b][i] = load_16_if(chunk * N_BLOCK + b < a.n_block,
-                                        w + b * a.map.block + i * a.map.half);
+            to.piece[b][i] =
+                load_16_if(chunk * N_BLOCK + b < a.n_block, w + b * a.map.block + i * a.map.half);
         }
     }
 }

@@ -18,40 +18,10 @@
  *
  * Bytes: weights once from memory, x once per block from the second-level cache. Operations: 2·n_tok·n_in·n_out.
  * Bound: device memory for many outputs; else the latencies above. */
-#include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/gemv_few.cuh"
 
 namespace
 {
-
-constexpr int TILE = 8;      /* outputs of an item */
-constexpr int AHEAD = 4;     /* items whose weights a warp has in registers */
-constexpr int LONG_WARPS = 8;
-constexpr int LONG_TILES = 2; /* from so many tiles a warp on it has its own */
-constexpr size_t BYTES_MAX = 96 << 10; /* of shared memory, beside those of the next kernel */
-static_assert(LONG_TILES * LONG_WARPS * 2 * GEMV_WARPS_MAX * 8 * TILE * sizeof(float) + (27 << 10) <= BYTES_MAX,
-              "sums of normed rows, and two of them");
-constexpr int CHUNK_BLOCKS = LINEAR_CHUNK_BLOCKS;
-constexpr int CHUNK = LINEAR_CHUNK_BF16;
-constexpr int X_STRIDE = CHUNK + 32; /* of a row's chunk in shared memory: rows fall into different banks */
-constexpr int SWEEP = NORM_COLS;
-static_assert(CHUNK == SWEEP, "a chunk is a sweep");
-
-struct few_args {
-    const unsigned char *w;
-    const uint16_t *x;
-    const float *bias;
-    float *y;
-    uint16_t *rounded;
-    const unsigned char *next; /* linear_ask_next's */
-    int64_t y_stride;
-    uint32_t next_bytes, next_slice;
-    int x_stride, row_bytes; /* of weights */
-    int n_tok, n_out, n_block;
-    int n_chunk, n_turn; /* chunks; rounds of a block's warps that they take */
-    int n_tile, n_each;  /* tiles; of a block */
-    enum act act;
-    bool starts_early;
-};
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
@@ -60,15 +30,17 @@ struct few_piece {
     uint4 of[CHUNK_BLOCKS];
 };
 
-__device__ __forceinline__ void few_load(struct few_piece &to, const few_args &a, int tile, int chunk,
-                                         bool is_there)
+__device__ __forceinline__ void few_load(struct few_piece &to, const few_args &a, int tile,
+                                         int chunk, bool is_there)
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
-    const unsigned char *const w = a.w + static_cast<int64_t>(tile * TILE + lane / 4) * a.row_bytes +
+    const unsigned char *const w = a.w +
+                                   static_cast<int64_t>(tile * TILE + lane / 4) * a.row_bytes +
                                    chunk * (CHUNK * 2) + lane % 4 * 16;
 #pragma unroll
     for (int b = 0; b < CHUNK_BLOCKS; b++) {
-        to.of[b] = load_16_if(is_there && chunk * CHUNK_BLOCKS + b < a.n_block, w + b * (LINEAR_BLOCK_BF16 * 2));
+        to.of[b] = load_16_if(is_there && chunk * CHUNK_BLOCKS + b < a.n_block,
+                              w + b * (LINEAR_BLOCK_BF16 * 2));
     }
 }
 
@@ -96,7 +68,8 @@ __device__ __forceinline__ void few_take(struct few_piece &to, const uint16_t *r
 /* sum = the products of n items, by turns, so that none waits for its own: lane (g, t) has those of row g, outputs 2t
  * and 2t+1; then, of no use, of row g+8, which is 0. x(u): the rows of item u. */
 template <int n, enum dtype type, class Rows>
-__device__ __forceinline__ void few_multiply(float (&sum)[n][4], const struct few_piece *w, const Rows &x)
+__device__ __forceinline__ void few_multiply(float (&sum)[n][4], const struct few_piece *w,
+                                             const Rows &x)
 {
 #pragma unroll
     for (int u = 0; u < n; u++) {
@@ -120,7 +93,8 @@ __device__ __forceinline__ void few_multiply(float (&sum)[n][4], const struct fe
 }
 
 template <enum dtype type>
-__device__ __forceinline__ void few_store(const few_args &a, int tok, int out, float total, float bias)
+__device__ __forceinline__ void few_store(const few_args &a, int tok, int out, float total,
+                                          float bias)
 {
     const float value = linear_finish_16(total, bias, a.act);
     if (a.rounded != NULL) {
@@ -212,7 +186,8 @@ __device__ __forceinline__ void few_block(const few_args &a, float *part, const 
             }
             float sum[n_at_once][4];
             few_multiply<n_at_once, type>(
-                sum, w + from, [&](int u) -> const struct few_piece & { return x[one_turn ? 0 : u]; });
+                sum,
+                w + from, [&](int u) -> const struct few_piece & { return x[one_turn ? 0 : u]; });
 #pragma unroll
             for (int u = 0; u < n_at_once; u++) {
                 const int chunk = of[u].turn * n_warp + warp;
@@ -287,126 +262,10 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, 2) few_kernel(const few_a
                 few_take<false>(x, a.x + warp * CHUNK, a.x_stride, a.n_tok,
                                 a.n_block - warp * CHUNK_BLOCKS);
             } else {
-                few_take<true>(x, stage + turn * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok, CHUNK_BLOCKS);
+                few_take<true>(x, stage + turn * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok,
+                               CHUNK_BLOCKS);
             }
         });
-}
-
-/* ---- rows that are yet to be normed ------------------------------------------------------------
- *
- * Each warp has a chunk, which is a sweep of a norm's warp (norm.cuh): a lane has four columns of it. It leaves
- * its columns of what the norm is of in shared memory, sums one of the rows as norm.cu does (of a single row every
- * warp: a barrier less), norms its own columns of all rows, and leaves them rounded. To the bits of norm.cu.
- * The first block writes the normed rows, too, to what no other block reads. */
-
-/* Shared memory of it: rows [n_tok][n_chunk·SWEEP], of the rows {mean, inverse}, rounded [n_chunk][n_tok][X_STRIDE]. */
-struct few_sweeps {
-    float *row;
-    float2 *stats;
-    uint16_t *rounded;
-    int n_float; /* of a row */
-};
-
-__host__ __device__ __forceinline__ size_t sweeps_bytes(int n_tok, int n_chunk)
-{
-    return static_cast<size_t>(n_tok) *
-           (static_cast<size_t>(n_chunk) * (SWEEP * sizeof(float) + X_STRIDE * sizeof(uint16_t)) +
-            sizeof(float4));
-}
-
-__device__ __forceinline__ struct few_sweeps sweeps_at(float *at, const few_args &a)
-{
-    const int n_float = a.n_chunk * SWEEP;
-    float *const stats = at + a.n_tok * n_float;
-    return {at, reinterpret_cast<float2 *>(stats),
-            reinterpret_cast<uint16_t *>(stats + a.n_tok * 4), n_float};
-}
-
-/* The lane's columns of rows tok .. tok+n-1, all asked for before the first is used. */
-template <int n>
-__device__ __forceinline__ void sweep_load(const struct few_sweeps &s, const struct norm_args &norm,
-                                           int n_tok, int tok, int c)
-{
-    const int columns[1] = {c};
-    float4 v[n][1];
-    float4 r[n][1] = {};
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        const int at = tok + j < n_tok ? tok + j : n_tok - 1;
-        if (norm.from.view != NULL) {
-            embed_groups(v[j], norm.from, embed_row_of(norm.from, at), columns);
-        } else {
-            norm_groups(v[j], norm.x + at * norm.x_stride, columns);
-        }
-        if (norm.r != NULL) {
-            norm_groups(r[j], norm.r + at * norm.r_stride, columns);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        if (tok + j < n_tok) {
-            *reinterpret_cast<float4 *>(s.row + (tok + j) * s.n_float + c) =
-                norm.r != NULL ? group_add(v[j][0], r[j][0]) : v[j][0];
-        }
-    }
-}
-
-/* Leaves the warp's chunk of the normed rows, rounded. gamma, beta: the lane's columns of them. By the whole block. */
-template <enum dtype type>
-__device__ __forceinline__ void sweeps_norm(const few_args &a, const struct norm_args &norm,
-                                            const struct few_sweeps &s, float4 gamma, float4 beta)
-{
-    const int n_warp = static_cast<int>(blockDim.x) / WARP;
-    const int warp = static_cast<int>(threadIdx.x) / WARP;
-    const int lane = static_cast<int>(threadIdx.x) % WARP;
-    const int c = warp * SWEEP + lane * GROUP;
-    const bool is_there = c < norm.d;
-    float2 stats = {0, 0};
-    if (a.n_tok == 1) {
-        if (is_there) {
-            sweep_load<1>(s, norm, 1, 0, c);
-        }
-        __syncthreads();
-        stats = norm_sum(s.row, norm.d, norm.eps, lane);
-    } else {
-        for (int tok = 0; tok < a.n_tok && is_there; tok += 2) {
-            sweep_load<2>(s, norm, a.n_tok, tok, c);
-        }
-        __syncthreads();
-        for (int tok = warp; tok < a.n_tok; tok += n_warp) {
-            const float2 own = norm_sum(s.row + tok * s.n_float, norm.d, norm.eps, lane);
-            if (lane == 0) {
-                s.stats[tok] = own;
-            }
-        }
-        __syncthreads();
-    }
-#pragma unroll 1
-    for (int tok = 0; tok < a.n_tok; tok++) {
-        stats = a.n_tok == 1 ? stats : s.stats[tok];
-        float4 out = {0, 0, 0, 0};
-        if (is_there) {
-            out = norm_output(*reinterpret_cast<const float4 *>(s.row + tok * s.n_float + c),
-                              stats.x, stats.y, gamma, beta);
-        }
-        *reinterpret_cast<uint2 *>(s.rounded + (warp * a.n_tok + tok) * X_STRIDE + lane * GROUP) =
-            make_uint2(operand_pair<type>(out.x, out.y), operand_pair<type>(out.z, out.w));
-        if (blockIdx.x == 0 && is_there) {
-            *reinterpret_cast<float4 *>(norm.y + tok * norm.y_stride + c) = out;
-        }
-    }
-    __syncwarp();
-}
-
-/* The lane's columns of gamma and beta. */
-__device__ __forceinline__ void sweep_factors(float4 &gamma, float4 &beta, const struct norm_args &norm)
-{
-    const int c = static_cast<int>(threadIdx.x) * GROUP; /* a warp's sweep follows that of the one before */
-    gamma = beta = {0, 0, 0, 0};
-    if (c < norm.d) {
-        gamma = *reinterpret_cast<const float4 *>(norm.gamma + c);
-        beta = *reinterpret_cast<const float4 *>(norm.beta + c);
-    }
 }
 
 /* A warp for each chunk. */
@@ -427,7 +286,8 @@ __global__ void __launch_bounds__(64 * GEMV_WARPS_MAX, 1)
             sweeps_norm<type>(a, norm, s, gamma, beta);
         },
         [&](struct few_piece &x, int) {
-            few_take<true>(x, s.rounded + warp * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok, CHUNK_BLOCKS);
+            few_take<true>(x, s.rounded + warp * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok,
+                           CHUNK_BLOCKS);
         });
 }
 
@@ -436,7 +296,8 @@ __global__ void __launch_bounds__(64 * GEMV_WARPS_MAX, 1)
 /* The warp's tiles, one after the other. Rows lie in shared memory, x [n_chunk][n_tok][X_STRIDE]. begin() as above leaves
  * them there. */
 template <enum dtype type, class Begin>
-__device__ __forceinline__ void few_warp(const few_args &a, const uint16_t *rows, const Begin &begin)
+__device__ __forceinline__ void few_warp(const few_args &a, const uint16_t *rows,
+                                         const Begin &begin)
 {
     const int n_warp = static_cast<int>(gridDim.x * (blockDim.x / WARP)); /* of the grid */
     const int lane = static_cast<int>(threadIdx.x) % WARP;
@@ -472,9 +333,11 @@ __device__ __forceinline__ void few_warp(const few_args &a, const uint16_t *rows
         for (int u = 0; u < AHEAD; u++) {
             if (tile < a.n_tile) {
                 struct few_piece x;
-                few_take<true>(x, rows + chunk * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok, CHUNK_BLOCKS);
+                few_take<true>(x, rows + chunk * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok,
+                               CHUNK_BLOCKS);
                 float sum[1][4];
-                few_multiply<1, type>(sum, &w[u], [&](int) -> const struct few_piece & { return x; });
+                few_multiply<1, type>(
+                    sum, &w[u], [&](int) -> const struct few_piece & { return x; });
                 load_next(w[u]);
                 total[0] += sum[0][0];
                 total[1] += sum[0][1];
@@ -546,8 +409,9 @@ size_t few_bytes(const few_args &a, int n_warp, bool is_long, bool is_normed)
                                 : static_cast<size_t>(a.n_each) * static_cast<size_t>(a.n_chunk) *
                                       (SUMS * sizeof(float));
     const int n_staged = is_long ? a.n_chunk : a.n_turn > 1 ? n_warp * a.n_turn : 0;
-    return sums + (is_normed ? sweeps_bytes(a.n_tok, a.n_chunk)
-                             : static_cast<size_t>(n_staged * a.n_tok) * X_STRIDE * sizeof(uint16_t));
+    return sums + (is_normed
+                       ? sweeps_bytes(a.n_tok, a.n_chunk)
+                       : static_cast<size_t>(n_staged * a.n_tok) * X_STRIDE * sizeof(uint16_t));
 }
 
 /* How a product is cut. */
@@ -565,8 +429,9 @@ struct few_plan few_plan_of(const struct cuda *cu, const struct linear_args *arg
     const int n_tile = (args->n_out + TILE - 1) / TILE;
     const int n_warp_max = is_normed ? 2 * GEMV_WARPS_MAX : +GEMV_WARPS_MAX;
     const bool is_long = n_tile >= LONG_TILES * LONG_WARPS * cu->n_sm;
-    const int n_warp =
-        is_long && !is_normed ? +LONG_WARPS : n_chunk < n_warp_max ? n_chunk : n_warp_max;
+    const int n_warp = is_long && !is_normed  ? +LONG_WARPS
+                       : n_chunk < n_warp_max ? n_chunk
+                                              : n_warp_max;
     const int n_each = (n_tile + cu->n_sm - 1) / cu->n_sm;
     struct few_plan plan = {};
     plan.a = {

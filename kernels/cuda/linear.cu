@@ -556,8 +556,9 @@ bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct
     const struct tensor none = {};
     const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
     return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && norm_has_groups(norm) &&
-           w->dtype != DTYPE_F32 && cuda_weight_of(w)->is_row_major && !overlap(norm->y, read) && !overlap(norm->y, norm->r) &&
-           !overlap(y, read) && !overlap(y, norm->r) && !overlap(y, norm->y);
+           w->dtype != DTYPE_F32 && cuda_weight_of(w)->is_row_major && !overlap(norm->y, read) &&
+           !overlap(norm->y, norm->r) && !overlap(y, read) && !overlap(y, norm->r) &&
+           !overlap(y, norm->y);
 }
 
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,

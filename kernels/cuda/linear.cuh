@@ -48,7 +48,7 @@ enum {
     LT_ROWS = 16,                   /* calls of cuBLASLt have a multiple of so many rows */
     GEMV_WARPS_MAX = 8,             /* of a block, but of one that norms its rows */
     GEMV_F32_ROWS = 8,              /* so many gemv reads in F32 and rounds itself */
-    GEMV_FEW_ROWS = 8,              /* so many, rounded or yet to be normed, have kernels of their own */
+    GEMV_FEW_ROWS = 8, /* so many, rounded or yet to be normed, have kernels of their own */
     GEMV_IN_MAX =
         152 * 128 /* columns of BF16 weights that gemv takes: their sums lie in shared memory */
 };
@@ -80,8 +80,9 @@ struct linear_args {
     bool is_f16;       /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
     bool x_is_rounded;
-    bool starts_early; /* drawn tokens: the kernel before may still run, weights need not wait for it */
-    const unsigned char *next; /* drawn tokens: what the next product reads, or NULL */
+    bool
+        starts_early; /* drawn tokens: the kernel before may still run, weights need not wait for it */
+    const unsigned char *next;       /* drawn tokens: what the next product reads, or NULL */
     uint32_t next_bytes, next_slice; /* all, of a block */
     struct norm_args norm; /* few rows, with its d not 0: x is what this will make of them */
 };
@@ -194,7 +195,8 @@ struct linear_order {
 
 enum {
     LINEAR_ORDER_MAX = 512,
-    LINEAR_NEXT_MAX = 12 << 20 /* bytes of it that are asked for: of what is larger, its beginning */
+    LINEAR_NEXT_MAX =
+        12 << 20 /* bytes of it that are asked for: of what is larger, its beginning */
 };
 
 struct linear_state {
@@ -202,9 +204,10 @@ struct linear_state {
     size_t room_bytes[LINEAR_ROOMS];
     struct linear_rounded ready;   /* by the op before */
     struct linear_rounded leaving; /* by this op */
-    struct linear_order order[LINEAR_ORDER_MAX]; /* in which products follow one another, as seen so far */
-    int n_order, last;                           /* last: the place of the latest product's; -1: none */
-    void *x;                       /* Owner: device memory for a pass of prepared rows */
+    struct linear_order
+        order[LINEAR_ORDER_MAX]; /* in which products follow one another, as seen so far */
+    int n_order, last;           /* last: the place of the latest product's; -1: none */
+    void *x;                     /* Owner: device memory for a pass of prepared rows */
     size_t x_bytes;
     void *y; /* Owner: device memory for LT_ROWS rows of F32 results, with cuBLASLt */
     size_t y_bytes;

@@ -27,8 +27,8 @@
 #if LT_IS_BUILT
 
 enum {
-    CANDIDATES = 16,  /* that cuBLASLt is asked for */
-    FAST_TRIED = 6,   /* of them, that are timed for a size */
+    CANDIDATES = 16, /* that cuBLASLt is asked for */
+    FAST_TRIED = 6,  /* of them, that are timed for a size */
     TIMED_RUNS = 8,
     TILE_ROWS = 128,  /* of the tiles that suit many rows */
     TRIAL_PERIOD = 7, /* rows of x that differ */
@@ -333,7 +333,8 @@ static int recommended(const struct linear_lt *lt, const struct trial *t, int n,
 }
 
 /* Milliseconds of some calls of n rows; INFINITY where it cannot. */
-static float time_of(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo, int n)
+static float time_of(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo,
+                     int n)
 {
     const struct linear_args a = trial_args(t, t->y, n, 1);
     cudaEvent_t event[2] = {NULL, NULL};
@@ -409,8 +410,8 @@ static void choose(struct cuda *cu, struct lt_shape *shape, struct trial *t)
     for (int i = 0; i < n_found && !shape->is_taken && cu->failure.code == ERR_OK; i++) {
         shape->algo = found[i].algo;
         t->algo = &shape->algo;
-        shape->is_taken = found[i].state == CUBLAS_STATUS_SUCCESS &&
-                          passes(cu, t, t->algo, LT_ROWS, t->n_max);
+        shape->is_taken =
+            found[i].state == CUBLAS_STATUS_SUCCESS && passes(cu, t, t->algo, LT_ROWS, t->n_max);
     }
     if (shape->is_taken) {
         choose_sizes(cu, shape, t);

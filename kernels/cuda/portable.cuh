@@ -98,9 +98,9 @@ __device__ __forceinline__ void prefetch_l2(const void *global)
 __device__ __forceinline__ void prefetch_l2_many(const void *global, uint32_t n)
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                     __cvta_generic_to_global(global)),
-                 "r"(n));
+    asm volatile(
+        "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
+        "r"(n));
 #endif
 }
 

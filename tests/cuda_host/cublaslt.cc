@@ -67,7 +67,13 @@ const struct algorithm algorithms[] = {
     {'x', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* is wrong where a value of b exceeds 1 */
     {'y', 1, CUBLASLT_REDUCTION_SCHEME_NONE},    /* varies with the number of columns there */
 };
-enum { N_ALGORITHM = sizeof algorithms / sizeof *algorithms, N_USUAL = N_ALGORITHM - 2, MANY = 100, PART_MAX = 5, LANES = 4 };
+enum {
+    N_ALGORITHM = sizeof algorithms / sizeof *algorithms,
+    N_USUAL = N_ALGORITHM - 2,
+    MANY = 100,
+    PART_MAX = 5,
+    LANES = 4
+};
 
 struct matrix {
     const void *data;
@@ -335,8 +341,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lt, cublasLtMatmu
     const char *const letters = f16_letters != nullptr ? f16_letters : getenv("CUDA_HOST_LT");
     int n = 0;
     for (int i = 0; i < N_ALGORITHM && n < n_wanted; ++i) {
-        if (letters == nullptr ? i >= N_USUAL
-                               : strchr(letters, algorithms[i].letter) == nullptr) {
+        if (letters == nullptr ? i >= N_USUAL : strchr(letters, algorithms[i].letter) == nullptr) {
             continue;
         }
         results[n] = cublasLtMatmulHeuristicResult_t();

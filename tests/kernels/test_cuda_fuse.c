@@ -396,8 +396,7 @@ static void test_what_is_taken_together(void **state)
     assert_int_equal(setenv("NVTX_INJECTION64_PATH", "a tool", 1), 0);
     assert_int_equal(setenv("CUDA_HOST_TRACE", path, 1), 0);
     for (int fuses = 0; fuses < 2; fuses++) {
-        struct backend *const be =
-            open_way(&(struct way){fuses != 0 ? "1" : "0", "0", "forward"});
+        struct backend *const be = open_way(&(struct way){fuses != 0 ? "1" : "0", "0", "forward"});
         for (int i = 0; i < N_CASE; i++) {
             char names[300];
             assert_int_equal(truncate(path, 0), 0);

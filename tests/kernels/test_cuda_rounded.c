@@ -168,16 +168,21 @@ static void call(struct backend *be, const struct rows *r, enum before before)
     }
 }
 
-/* Launches of linear_round since the last call. */
-static int n_round(FILE *lines)
+/* Launches of what has name in its own since the last call. */
+static int n_launch(FILE *lines, const char *name)
 {
     char line[600];
     int n = 0;
     while (fgets(line, sizeof line, lines) != NULL) {
-        n += strstr(line, "linear_round") != NULL;
+        n += strncmp(line, "launch", 6) == 0 && strstr(line, name) != NULL;
     }
     clearerr(lines);
     return n;
+}
+
+static int n_round(FILE *lines)
+{
+    return n_launch(lines, "linear_round");
 }
 
 /* Where the double writes its launches while it is watched. */
@@ -330,6 +335,56 @@ static void test_drawn_rows_are_rounded_by_the_op_before(void **state)
     watched_free(&w);
 }
 
+/* Up to 8 rounded rows by row-major weights have kernels of their own, and the bits of many: of two multiprocessors, whose
+ * blocks' warps take turns at chunks of a few outputs, have one each, or have outputs of their own. */
+static void test_few_drawn_rows_have_the_bits_of_many(void **state)
+{
+    static const struct shape shapes[] = {
+        {DRAWN, 1184, 72, 0}, {DRAWN, 640, 37 * 4, 0}, {DRAWN, 96, 300, 0}, {DRAWN, 1184, 260, 0}};
+    static const int counts[] = {1, 2, 5, 8, 9};
+    (void)state;
+    need_double();
+    struct watched w = watched_new();
+    (void)setenv("CUDA_HOST_SMS", "2", 1);
+    for (int overlaps = 0; overlaps < 2; overlaps++) {
+        (void)setenv("PKMSERVE_CUDA_OVERLAP", overlaps == 0 ? "0" : "1", 1);
+        struct backend *const be = watched_open(&w, LT);
+        struct drawn d = drawn_new(be);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            const struct shape *const shape = &shapes[i];
+            struct product p;
+            product_open(&p, be, *shape, overlaps == 0 ? DTYPE_BF16 : DTYPE_F16);
+            const struct rows r = rows_new(be, DRAWN, shape->n_in);
+            const struct tensor other = random_tensor(DRAWN, shape->n_out, 1);
+            uint32_t *const whole = drawn_step(be, &d, &p, &r, NULL, RMS_NORM, DRAWN, 0);
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                const int n = counts[c];
+                const struct shape head = {n, shape->n_in, shape->n_out, 0};
+                (void)n_round(w.lines);
+                be->op->upload(be, p.y, other.data);
+                uint32_t *const bits = drawn_step(be, &d, &p, &r, NULL, RMS_NORM, n, 0);
+                assert_int_equal(n_launch(w.lines, "\tkernel\t"), n <= 8);
+                if (n_unequal(bits, whole, head) != 0) {
+                    fail_msg("[%d, %d] x [%d]: other bits than in a crowd of %d", n, shape->n_in,
+                             shape->n_out, DRAWN);
+                }
+                free(bits);
+            }
+            free(whole);
+            free(other.data);
+            for (int b = 0; b < 4; b++) {
+                be->op->buffer_free(be, r.buffer[b]);
+            }
+            product_close(&p, be);
+        }
+        drawn_free(&d, be);
+        backend_close(be);
+    }
+    (void)unsetenv("PKMSERVE_CUDA_OVERLAP");
+    (void)unsetenv("CUDA_HOST_SMS");
+    watched_free(&w);
+}
+
 /* Queries, keys and values may be products of the same rows: none rounds them. */
 static void test_several_products_read_the_same_rounded_rows(void **state)
 {
@@ -479,6 +534,7 @@ int main(void)
         cmocka_unit_test_setup(test_a_product_of_another_type_rounds_its_rows, usual_device),
         cmocka_unit_test_setup(test_rows_are_rounded_by_the_op_before, usual_device),
         cmocka_unit_test_setup(test_drawn_rows_are_rounded_by_the_op_before, usual_device),
+        cmocka_unit_test_setup(test_few_drawn_rows_have_the_bits_of_many, usual_device),
         cmocka_unit_test_setup(test_several_products_read_the_same_rounded_rows, usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
