@@ -36,7 +36,10 @@ __global__ void __launch_bounds__(n_thread,
     __shared__ struct softmax_part part[PART_MAX];
     const struct attention_unit *const unit = &p.unit[blockIdx.y];
     const int head = static_cast<int>(blockIdx.x);
-    drawn_attend<shape, is_whole, T>(a, p, {.part = part, .o = o}, unit, head);
+    struct drawn_begun<shape, T> begun;
+    drawn_begin<shape, is_whole>(begun, a, p, unit, head);
+    grid_wait();
+    drawn_attend<shape, is_whole>(a, p, {.part = part, .o = o}, begun, head);
 }
 
 template <typename T, int width, bool is_whole, int n_thread>

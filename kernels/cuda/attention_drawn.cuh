@@ -457,72 +457,96 @@ __device__ __forceinline__ void parts_merge(const struct attention_args &a,
     }
 }
 
-/* The work of the block of a unit and head; of any number of warps. Waits for the kernel before.
- *
- * A step's units, its pages and what earlier steps left in them were there when its upload was done, before all of its
- * other kernels began, and where the row is stored on its way (starts_early) no kernel before writes to pages: so
- * each warp asks for its first turn before it waits, and only the row's own is left to be read after. */
-template <class S, bool is_whole, typename T>
-__device__ __forceinline__ void drawn_attend(const struct attention_args &a, const struct parts &p,
-                                             const struct drawn_shared &m,
-                                             const struct attention_unit *at, int head)
+/* What a block knows before it waits for the kernel before, and has asked for. */
+template <class S, typename T> struct drawn_begun {
+    drawn_head<T> h;
+    int row, first, run, n_unit;
+    int n_part;                /* of the unit; 0: there is nothing to do */
+    int64_t place;             /* of the unit's first part */
+    struct drawn_turn<S> turn; /* the first of the warp, with its pages */
+    int pages;                 /* numbers of 32 pages, one a lane */
+    bool is_asked;             /* for both */
+};
+
+/* First and last position, and one, of the block's part i. */
+template <class B> __device__ __forceinline__ int part_begin_of(const B &b, int i)
 {
-    if (!a.starts_early) {
-        grid_wait();
-    }
+    return (b.first + i * b.run) * DRAWN_SPLIT;
+}
+
+template <class B> __device__ __forceinline__ int part_end_of(const B &b, int i)
+{
+    return min(part_begin_of(b, i) + b.run * DRAWN_SPLIT, b.h.n_pos);
+}
+
+/* Of the block of a unit and head, before grid_wait.
+ *
+ * A step's units, its pages and what earlier steps left in them were there when its upload was done, before any other
+ * of its kernels began (grid_wait_alone), and where the row is stored on its way (starts_early) no kernel before writes to
+ * pages: so each warp asks for its first turn, and only the row's own is left to be read after. */
+template <class S, bool is_whole, typename T>
+__device__ __forceinline__ void drawn_begin(struct drawn_begun<S, T> &b,
+                                            const struct attention_args &a, const struct parts &p,
+                                            const struct attention_unit *at, int head)
+{
     const int64_t n_page = a.view->n_page_max; /* asked for together with the unit */
     const int32_t *const page = a.view->page;
-    const int row = at->row;
-    const int n_pos = at->n_pos;
-    const int first = at->first;
-    const int run = at->run;
-    const int n_unit = at->n_unit;
-    const int n_part = (at->end - first + run - 1) / max(run, 1); /* of the unit */
-    const bool is_idle = first >= at->end;
+    b.row = at->row;
+    b.first = at->first;
+    b.run = at->run;
+    b.n_unit = at->n_unit;
+    b.n_part = b.first < at->end ? (at->end - b.first + b.run - 1) / max(b.run, 1) : 0;
     const int64_t column = static_cast<int64_t>(head) * a.d_head;
     const int64_t in_page = static_cast<int64_t>(head / a.n_share) * KV_PAGE * a.d_head;
-    const drawn_head<T> h = {
-        .q = a.q + row * a.q_stride + column,
-        .k = a.k != NULL ? a.k + row * a.k_stride + column : NULL,
-        .v = a.k != NULL ? a.v + row * a.v_stride + column : NULL,
+    b.h = {
+        .q = a.q + b.row * a.q_stride + column,
+        .k = a.k != NULL ? a.k + b.row * a.k_stride + column : NULL,
+        .v = a.k != NULL ? a.v + b.row * a.v_stride + column : NULL,
         .k_pages = static_cast<T *>(a.k_pages) + in_page,
         .v_pages = static_cast<T *>(a.v_pages) + in_page,
         .unit_page = at->page,
         .page = page + at->seq * n_page,
-        .first_page = first * (DRAWN_SPLIT / KV_PAGE),
-        .n_pos = n_pos,
+        .first_page = b.first * (DRAWN_SPLIT / KV_PAGE),
+        .n_pos = at->n_pos,
     };
-    const int64_t item = static_cast<int64_t>(row) * a.n_head + head;
-    const int64_t place = item * p.n_part_max + at->part;
-    const int thread = static_cast<int>(threadIdx.x);
-    const int n_thread = static_cast<int>(blockDim.x);
-    const auto begin_of = [&](int i) { return (first + i * run) * DRAWN_SPLIT; };
-    const auto end_of = [&](int i) { return min(begin_of(i) + run * DRAWN_SPLIT, n_pos); };
-    struct drawn_turn<S> turn;
-    int pages = 0; /* numbers of 32 pages, one a lane */
-    if (a.starts_early && !is_idle && thread / 32 < n_part) {
-        const int from = begin_of(thread / 32);
-        const int end = end_of(thread / 32);
-        pages = pages_look(h, from, end);
-        turn_ask<S, is_whole>(turn, a, h, pages, 0, from,
-                              h.k != NULL && end == n_pos ? end - 1 : end);
+    b.place = (static_cast<int64_t>(b.row) * a.n_head + head) * p.n_part_max + at->part;
+    b.pages = 0;
+    b.is_asked = a.starts_early;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (a.starts_early && warp < b.n_part) {
+        const int from = part_begin_of(b, warp);
+        const int end = part_end_of(b, warp);
+        b.pages = pages_look(b.h, from, end);
+        turn_ask<S, is_whole>(b.turn, a, b.h, b.pages, 0, from,
+                              b.h.k != NULL && end == b.h.n_pos ? end - 1 : end);
     }
-    if (a.starts_early) {
-        grid_wait();
-    }
-    if (is_idle) {
+}
+
+/* And after it; of any number of warps. */
+template <class S, bool is_whole, typename T>
+__device__ __forceinline__ void drawn_attend(const struct attention_args &a, const struct parts &p,
+                                             const struct drawn_shared &m,
+                                             struct drawn_begun<S, T> &b, int head)
+{
+    const int n_part = b.n_part;
+    const int n_unit = b.n_unit;
+    if (n_part == 0) {
         return;
     }
-    bool is_asked = a.starts_early;
+    const int row = b.row;
+    const int64_t item = static_cast<int64_t>(row) * a.n_head + head;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int n_thread = static_cast<int>(blockDim.x);
 #pragma unroll 1
     for (int i = thread / 32; i < n_part; i += n_thread / 32) {
         struct drawn_sums<S> sums;
-        part_attend<S, is_whole>(sums, a, h, begin_of(i), end_of(i), turn, pages, is_asked);
-        is_asked = false;
+        part_attend<S, is_whole>(sums, a, b.h, part_begin_of(b, i), part_end_of(b, i), b.turn,
+                                 b.pages, b.is_asked);
+        b.is_asked = false;
         if (n_unit == 1) {
             part_leave<S>(m.part + i, m.o + i * a.d_pad, a, sums);
         } else {
-            part_leave<S>(p.part + place + i, p.o + (place + i) * a.d_pad, a, sums);
+            part_leave<S>(p.part + b.place + i, p.o + (b.place + i) * a.d_pad, a, sums);
         }
     }
     int n_all = n_part;
@@ -532,8 +556,8 @@ __device__ __forceinline__ void drawn_attend(const struct attention_args &a, con
         if (!parts_arrive(&p.n_arrived[item], n_unit)) {
             return;
         }
-        const int n_split = drawn_splits_of(n_pos);
-        n_all = (n_split + run - 1) / run;
+        const int n_split = drawn_splits_of(b.h.n_pos);
+        n_all = (n_split + b.run - 1) / b.run;
         for (int i = thread * 4; i < n_all * a.d_pad; i += n_thread * 4) {
             copy_async_16(m.o + i, p.o + item * p.n_part_max * a.d_pad + i);
         }

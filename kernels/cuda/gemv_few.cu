@@ -130,41 +130,63 @@ __device__ __forceinline__ void few_advance(struct few_item &item, int n_turn)
     item.tile += item.turn == 0 ? 1 : 0;
 }
 
-/* The block's items, AHEAD at a time. begin() comes after the first weights have been asked for, take(x, turn) leaves the
- * warp's rows of a turn in x. one_turn: a warp has one chunk, whose rows it keeps. */
-template <enum dtype type, bool one_turn, class Begin, class Take>
-__device__ __forceinline__ void few_block(const few_args &a, float *part, const Begin &begin,
+/* Weights that are on their way, and what is asked for after them. */
+struct few_ahead {
+    struct few_piece w[AHEAD];
+    struct few_item next; /* of the block; of a warp with tiles of its own that tile and chunk */
+    float bias;           /* of the thread's first output */
+};
+
+/* The block's next items, AHEAD of them. one_turn: a warp has one chunk. */
+template <bool one_turn>
+__device__ __forceinline__ void few_ask(struct few_ahead &ahead, const few_args &a)
+{
+    const int n_warp = static_cast<int>(blockDim.x) / WARP;
+    const int warp = static_cast<int>(threadIdx.x) / WARP;
+    const int first = static_cast<int>(blockIdx.x) * a.n_each;
+    const int n_mine = min(a.n_each, a.n_tile - first); /* tiles */
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) {
+        const int chunk = ahead.next.turn * n_warp + warp;
+        few_load(ahead.w[u], a, first + ahead.next.tile, chunk,
+                 ahead.next.tile < n_mine && chunk < a.n_chunk);
+        few_advance(ahead.next, one_turn ? 1 : a.n_turn);
+    }
+}
+
+/* What comes before grid_wait. */
+template <bool one_turn>
+__device__ __forceinline__ void few_begin(struct few_ahead &ahead, const few_args &a)
+{
+    ahead.next = {0, 0};
+    if (a.starts_early) {
+        few_ask<one_turn>(ahead, a);
+    }
+    few_ask_next(a);
+    const int i = static_cast<int>(threadIdx.x);
+    const int out = (static_cast<int>(blockIdx.x) * a.n_each + i / SUMS) * TILE + i % TILE;
+    ahead.bias = 0;
+    if (a.bias != NULL && out < a.n_out) {
+        ahead.bias = a.bias[out];
+    }
+}
+
+/* What comes after it: the block's items, AHEAD at a time. take(x, turn) leaves the warp's rows of a turn in x, which a
+ * warp of one turn keeps. */
+template <enum dtype type, bool one_turn, class Take>
+__device__ __forceinline__ void few_block(const few_args &a, float *part, struct few_ahead &ahead,
                                           const Take &take)
 {
     constexpr int n_at_once = one_turn ? AHEAD : AHEAD / 2; /* rows of each take registers */
     const int n_warp = static_cast<int>(blockDim.x) / WARP;
     const int warp = static_cast<int>(threadIdx.x) / WARP;
     const int lane = static_cast<int>(threadIdx.x) % WARP;
+    const int i = static_cast<int>(threadIdx.x);
     const int n_turn = one_turn ? 1 : a.n_turn;
     const int first = static_cast<int>(blockIdx.x) * a.n_each;
     const int n_mine = min(a.n_each, a.n_tile - first); /* tiles */
-    struct few_piece w[AHEAD];
-    struct few_item ahead = {0, 0};
-    const auto load_next = [&] {
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            const int chunk = ahead.turn * n_warp + warp;
-            few_load(w[u], a, first + ahead.tile, chunk, ahead.tile < n_mine && chunk < a.n_chunk);
-            few_advance(ahead, n_turn);
-        }
-    };
-    if (a.starts_early) {
-        load_next();
-    }
-    few_ask_next(a);
-    const int i = static_cast<int>(threadIdx.x);
-    float bias = 0; /* of the thread's first output */
-    if (a.bias != NULL && (first + i / SUMS) * TILE + i % TILE < a.n_out) {
-        bias = a.bias[(first + i / SUMS) * TILE + i % TILE];
-    }
-    begin();
     if (!a.starts_early) {
-        load_next();
+        few_ask<one_turn>(ahead, a);
     }
     struct few_piece x[one_turn ? 1 : n_at_once];
     if constexpr (one_turn) {
@@ -186,8 +208,9 @@ __device__ __forceinline__ void few_block(const few_args &a, float *part, const 
             }
             float sum[n_at_once][4];
             few_multiply<n_at_once, type>(
-                sum,
-                w + from, [&](int u) -> const struct few_piece & { return x[one_turn ? 0 : u]; });
+                sum, ahead.w + from, [&](int u) -> const struct few_piece & {
+                    return x[one_turn ? 0 : u];
+                });
 #pragma unroll
             for (int u = 0; u < n_at_once; u++) {
                 const int chunk = of[u].turn * n_warp + warp;
@@ -199,7 +222,7 @@ __device__ __forceinline__ void few_block(const few_args &a, float *part, const 
             }
         }
         if (item.tile < n_mine) {
-            load_next();
+            few_ask<one_turn>(ahead, a);
         }
     }
     __syncthreads();
@@ -214,9 +237,7 @@ __device__ __forceinline__ void few_block(const few_args &a, float *part, const 
             for (int c = 0; c < a.n_chunk; c++) {
                 total += from[c * SUMS];
             }
-            if (at != i && a.bias != NULL) {
-                bias = a.bias[out];
-            }
+            const float bias = at == i || a.bias == NULL ? ahead.bias : a.bias[out];
             few_store<type>(a, tok, out, total, bias);
         }
     }
@@ -249,23 +270,20 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX, 2) few_kernel(const few_a
     const int warp = static_cast<int>(threadIdx.x) / WARP;
     uint16_t *const stage = reinterpret_cast<uint16_t *>(part + a.n_each * a.n_chunk * SUMS) +
                             warp * a.n_turn * a.n_tok * X_STRIDE;
-    few_block<type, one_turn>(
-        a, part,
-        [&] {
-            grid_wait();
-            if constexpr (!one_turn) {
-                few_stage(stage, a);
-            }
-        },
-        [&](struct few_piece &x, int turn) {
-            if constexpr (one_turn) {
-                few_take<false>(x, a.x + warp * CHUNK, a.x_stride, a.n_tok,
-                                a.n_block - warp * CHUNK_BLOCKS);
-            } else {
-                few_take<true>(x, stage + turn * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok,
-                               CHUNK_BLOCKS);
-            }
-        });
+    struct few_ahead ahead;
+    few_begin<one_turn>(ahead, a);
+    grid_wait();
+    if constexpr (!one_turn) {
+        few_stage(stage, a);
+    }
+    few_block<type, one_turn>(a, part, ahead, [&](struct few_piece &x, int turn) {
+        if constexpr (one_turn) {
+            few_take<false>(x, a.x + warp * CHUNK, a.x_stride, a.n_tok,
+                            a.n_block - warp * CHUNK_BLOCKS);
+        } else {
+            few_take<true>(x, stage + turn * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok, CHUNK_BLOCKS);
+        }
+    });
 }
 
 /* A warp for each chunk. */
@@ -278,52 +296,61 @@ __global__ void __launch_bounds__(64 * GEMV_WARPS_MAX, 1)
     const struct few_sweeps s = sweeps_at(part + a.n_each * a.n_chunk * SUMS, a);
     float4 gamma;
     float4 beta;
-    few_block<type, true>(
-        a, part,
-        [&] {
-            sweep_factors(gamma, beta, norm);
-            grid_wait();
-            sweeps_norm<type>(a, norm, s, gamma, beta);
-        },
-        [&](struct few_piece &x, int) {
-            few_take<true>(x, s.rounded + warp * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok,
-                           CHUNK_BLOCKS);
-        });
+    struct few_ahead ahead;
+    few_begin<true>(ahead, a);
+    sweep_factors(gamma, beta, norm);
+    grid_wait();
+    sweeps_norm<type>(a, norm, s, gamma, beta);
+    few_block<type, true>(a, part, ahead, [&](struct few_piece &x, int) {
+        few_take<true>(x, s.rounded + warp * a.n_tok * X_STRIDE, X_STRIDE, a.n_tok, CHUNK_BLOCKS);
+    });
 }
 
 /* ---- many outputs ---------------------------------------------------------------------------- */
 
-/* The warp's tiles, one after the other. Rows lie in shared memory, x [n_chunk][n_tok][X_STRIDE]. begin() as above leaves
- * them there. */
-template <enum dtype type, class Begin>
+/* Neighbours in a block have neighbouring tiles. */
+__device__ __forceinline__ int long_tile()
+{
+    return static_cast<int>(blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP);
+}
+
+/* The warp's next item. */
+__device__ __forceinline__ void long_ask(struct few_piece &to, struct few_item &next,
+                                         const few_args &a)
+{
+    few_load(to, a, next.tile, next.turn, next.tile < a.n_tile);
+    next.turn = next.turn + 1 == a.n_chunk ? 0 : next.turn + 1;
+    next.tile += next.turn == 0 ? static_cast<int>(gridDim.x * (blockDim.x / WARP)) : 0;
+}
+
+__device__ __forceinline__ void long_ask_first(struct few_ahead &ahead, const few_args &a)
+{
+    ahead.next = {long_tile(), 0};
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) {
+        long_ask(ahead.w[u], ahead.next, a);
+    }
+}
+
+/* What comes before grid_wait. */
+__device__ __forceinline__ void long_begin(struct few_ahead &ahead, const few_args &a)
+{
+    if (a.starts_early) {
+        long_ask_first(ahead, a);
+    }
+    few_ask_next(a);
+}
+
+/* What comes after it: the warp's tiles, one after the other. Rows lie in shared memory, x [n_chunk][n_tok][X_STRIDE]. */
+template <enum dtype type>
 __device__ __forceinline__ void few_warp(const few_args &a, const uint16_t *rows,
-                                         const Begin &begin)
+                                         struct few_ahead &ahead)
 {
     const int n_warp = static_cast<int>(gridDim.x * (blockDim.x / WARP)); /* of the grid */
     const int lane = static_cast<int>(threadIdx.x) % WARP;
-    struct few_piece w[AHEAD];
-    /* neighbours in a block have neighbouring tiles */
-    int tile_ahead = static_cast<int>(blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP);
-    int tile = tile_ahead;
-    int chunk_ahead = 0;
-    const auto load_next = [&](struct few_piece &to) {
-        few_load(to, a, tile_ahead, chunk_ahead, tile_ahead < a.n_tile);
-        chunk_ahead = chunk_ahead + 1 == a.n_chunk ? 0 : chunk_ahead + 1;
-        tile_ahead += chunk_ahead == 0 ? n_warp : 0;
-    };
-    const auto load_first = [&] {
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            load_next(w[u]);
-        }
-    };
-    if (a.starts_early) {
-        load_first();
-    }
-    few_ask_next(a);
-    begin();
+    int tile = long_tile();
     if (!a.starts_early) {
-        load_first();
+        long_ask_first(ahead, a);
     }
     float total[2] = {0, 0};
     int chunk = 0;
@@ -337,8 +364,8 @@ __device__ __forceinline__ void few_warp(const few_args &a, const uint16_t *rows
                                CHUNK_BLOCKS);
                 float sum[1][4];
                 few_multiply<1, type>(
-                    sum, &w[u], [&](int) -> const struct few_piece & { return x; });
-                load_next(w[u]);
+                    sum, &ahead.w[u], [&](int) -> const struct few_piece & { return x; });
+                long_ask(ahead.w[u], ahead.next, a);
                 total[0] += sum[0][0];
                 total[1] += sum[0][1];
                 chunk++;
@@ -364,23 +391,23 @@ template <enum dtype type>
 __global__ void __launch_bounds__(32 * LONG_WARPS, 2) few_long_kernel(const few_args a)
 {
     DYN_SHARED(uint16_t, rows);
-    few_warp<type>(a, rows, [&] {
-        grid_wait();
-        const int n_piece = CHUNK / 8; /* of a row's chunk */
-        for (int i = static_cast<int>(threadIdx.x); i < a.n_chunk * a.n_tok * n_piece;
-             i += static_cast<int>(blockDim.x)) {
-            const int at = i / n_piece; /* chunk, row */
-            const int c = i % n_piece * 8;
-            const int first = at / a.n_tok * CHUNK + c;
-            const bool is_there = first < a.n_block * LINEAR_BLOCK_BF16;
-            copy_async_16(rows + at * X_STRIDE + c,
-                          is_there ? a.x + at % a.n_tok * a.x_stride + first : a.x,
-                          is_there ? 16 : 0);
-        }
-        copy_async_commit();
-        copy_async_wait<0>();
-        __syncthreads();
-    });
+    struct few_ahead ahead;
+    long_begin(ahead, a);
+    grid_wait();
+    const int n_piece = CHUNK / 8; /* of a row's chunk */
+    for (int i = static_cast<int>(threadIdx.x); i < a.n_chunk * a.n_tok * n_piece;
+         i += static_cast<int>(blockDim.x)) {
+        const int at = i / n_piece; /* chunk, row */
+        const int c = i % n_piece * 8;
+        const int first = at / a.n_tok * CHUNK + c;
+        const bool is_there = first < a.n_block * LINEAR_BLOCK_BF16;
+        copy_async_16(rows + at * X_STRIDE + c,
+                      is_there ? a.x + at % a.n_tok * a.x_stride + first : a.x, is_there ? 16 : 0);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    few_warp<type>(a, rows, ahead);
 }
 
 /* A warp for each chunk, which norms it. */
@@ -390,14 +417,15 @@ __global__ void __launch_bounds__(64 * GEMV_WARPS_MAX, 1)
 {
     DYN_SHARED(float, shared);
     const struct few_sweeps s = sweeps_at(shared, a);
-    few_warp<type>(a, s.rounded, [&] {
-        float4 gamma;
-        float4 beta;
-        sweep_factors(gamma, beta, norm);
-        grid_wait();
-        sweeps_norm<type>(a, norm, s, gamma, beta);
-        __syncthreads();
-    });
+    struct few_ahead ahead;
+    float4 gamma;
+    float4 beta;
+    long_begin(ahead, a);
+    sweep_factors(gamma, beta, norm);
+    grid_wait();
+    sweeps_norm<type>(a, norm, s, gamma, beta);
+    __syncthreads();
+    few_warp<type>(a, s.rounded, ahead);
 }
 
 /* ---- launching ------------------------------------------------------------------------------- */
