@@ -459,7 +459,7 @@ __device__ __forceinline__ void parts_merge(const struct attention_args &a,
 
 /* What a block knows before it waits for the kernel before, and has asked for. */
 template <class S, typename T> struct drawn_begun {
-    drawn_head<T> h;
+    drawn_head<T> head;
     int row, first, run, n_unit;
     int n_part;                /* of the unit; 0: there is nothing to do */
     int64_t place;             /* of the unit's first part */
@@ -476,7 +476,7 @@ template <class B> __device__ __forceinline__ int part_begin_of(const B &b, int 
 
 template <class B> __device__ __forceinline__ int part_end_of(const B &b, int i)
 {
-    return min(part_begin_of(b, i) + b.run * DRAWN_SPLIT, b.h.n_pos);
+    return min(part_begin_of(b, i) + b.run * DRAWN_SPLIT, b.head.n_pos);
 }
 
 /* Of the block of a unit and head, before grid_wait.
@@ -498,7 +498,7 @@ __device__ __forceinline__ void drawn_begin(struct drawn_begun<S, T> &b,
     b.n_part = b.first < at->end ? (at->end - b.first + b.run - 1) / max(b.run, 1) : 0;
     const int64_t column = static_cast<int64_t>(head) * a.d_head;
     const int64_t in_page = static_cast<int64_t>(head / a.n_share) * KV_PAGE * a.d_head;
-    b.h = {
+    b.head = {
         .q = a.q + b.row * a.q_stride + column,
         .k = a.k != NULL ? a.k + b.row * a.k_stride + column : NULL,
         .v = a.k != NULL ? a.v + b.row * a.v_stride + column : NULL,
@@ -516,9 +516,9 @@ __device__ __forceinline__ void drawn_begin(struct drawn_begun<S, T> &b,
     if (a.starts_early && warp < b.n_part) {
         const int from = part_begin_of(b, warp);
         const int end = part_end_of(b, warp);
-        b.pages = pages_look(b.h, from, end);
-        turn_ask<S, is_whole>(b.turn, a, b.h, b.pages, 0, from,
-                              b.h.k != NULL && end == b.h.n_pos ? end - 1 : end);
+        b.pages = pages_look(b.head, from, end);
+        turn_ask<S, is_whole>(b.turn, a, b.head, b.pages, 0, from,
+                              b.head.k != NULL && end == b.head.n_pos ? end - 1 : end);
     }
 }
 
@@ -540,7 +540,7 @@ __device__ __forceinline__ void drawn_attend(const struct attention_args &a, con
 #pragma unroll 1
     for (int i = thread / 32; i < n_part; i += n_thread / 32) {
         struct drawn_sums<S> sums;
-        part_attend<S, is_whole>(sums, a, b.h, part_begin_of(b, i), part_end_of(b, i), b.turn,
+        part_attend<S, is_whole>(sums, a, b.head, part_begin_of(b, i), part_end_of(b, i), b.turn,
                                  b.pages, b.is_asked);
         b.is_asked = false;
         if (n_unit == 1) {
@@ -556,7 +556,7 @@ __device__ __forceinline__ void drawn_attend(const struct attention_args &a, con
         if (!parts_arrive(&p.n_arrived[item], n_unit)) {
             return;
         }
-        const int n_split = drawn_splits_of(b.h.n_pos);
+        const int n_split = drawn_splits_of(b.head.n_pos);
         n_all = (n_split + b.run - 1) / b.run;
         for (int i = thread * 4; i < n_all * a.d_pad; i += n_thread * 4) {
             copy_async_16(m.o + i, p.o + item * p.n_part_max * a.d_pad + i);
