@@ -103,20 +103,21 @@ def check_speed(run):
 
 # ---- the time of each op ------------------------------------------------------------------------
 
-# Steps whose ops the device times one by one: part, rows.
-TRACED = [("decode", 1), ("decode", 32), ("prefill", 1024)]
-SMALL_TRACED = [("decode", 2), ("prefill", 64)]
+# Steps whose ops the device times one by one: part, rows, flags.
+TRACED = [("decode", 1, []), ("decode", 32, []), ("prefill", 1024, []), ("decode", 256, []), ("prefill", 4096, WIDE)]
+SMALL_TRACED = [("decode", 2, []), ("prefill", 64, [])]
 
 
-def trace_lines(records, part, rows):
-    """Rows of the report: the ops of a step of so many rows, the longest first; [] without a step. Decode has filled
-    the cache before, in steps of other rows. What two events take with nothing between them is no op's time."""
+def trace_lines(records, part, rows, flags=()):
+    """Rows of the report: the ops of a step of so many rows of a model by such flags, the longest first; [] without a
+    step. Decode has filled the cache before, in steps of other rows. What two events take with nothing between them is
+    no op's time."""
     ops = [r for r in records if r["op"] != "nothing" and (part == "prefill" or r["rows"] == rows)]
     steps = sum(r["n"] for r in ops if r["op"].startswith("embed") and r["rows"] == rows)
     nothing = next((r["us"] for r in records if r["op"] == "nothing"), 0)
     found = [(round(r["n"] / steps), max(0, r["us"] - nothing), r) for r in ops] if steps else []
     total = sum(n * us for n, us, _ in found)
-    step, lines = "%s of %d" % (part, rows), []
+    step, lines = " ".join(["%s of %d" % (part, rows), *flags]), []
     for n, us, r in sorted(found, key=lambda f: -f[0] * f[1]):
         shape = "%d x %d" % (r["rows"], r["cols"]) + (" of %d %s" % (r["inner"], r["dtype"]) if r["inner"] else "")
         share = "%.0f %%" % (100 * n * us / total) if total else ""
@@ -126,16 +127,16 @@ def trace_lines(records, part, rows):
 
 def check_optimes(run):
     """kernels/cuda/trace.cu writes the times when the backend is closed; steps are eager then."""
-    for part, rows in SMALL_TRACED if run.small else TRACED:
+    for part, rows, flags in SMALL_TRACED if run.small else TRACED:
         path = run.build.absolute() / "gpu-out" / ("trace.%s.%d" % (part, rows))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        done = run.command(bench(run, "0.3", "%s:%d" % (part, rows)), env={**FAST, "PKMSERVE_CUDA_TRACE": str(path)})
+        done = run.command(bench(run, "0.3", *flags, "%s:%d" % (part, rows)), env={**FAST, "PKMSERVE_CUDA_TRACE": str(path)})
         if not done.good:
             run.lose("times of ops, %s of %d" % (part, rows), done)
             continue
         records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        lines = trace_lines(records, part, rows)
+        lines = trace_lines(records, part, rows, flags)
         if not lines:
             run.note("times of ops, %s of %d: the backend gave none" % (part, rows))
         run.tables.setdefault("optimes", []).extend(lines)
