@@ -368,7 +368,7 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
     };
     CHECK(cu->is_drawn || k.data == NULL);
     if (!cu->is_drawn && cu->attends_mma && cu->dense != CUDA_DENSE_F32 &&
-        attention_mma_can(d_head, cache) && a.kv_piece == 16) {
+        attention_mma_can(&a, cache)) {
         a.rounded = linear_room(cu, y);
         attention_mma_launch(cu, &a, scratch, n_page_max);
         return;

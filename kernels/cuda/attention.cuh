@@ -98,7 +98,7 @@ void attention_tile_launch(struct cuda *cu, const struct attention_args *a, enum
                            int n_row);
 
 /* attention_mma.cu: the same on tensor cores, to other bits. Not of every head. */
-bool attention_mma_can(int64_t d_head, enum dtype cache);
+bool attention_mma_can(const struct attention_args *a, enum dtype cache);
 void attention_mma_launch(struct cuda *cu, const struct attention_args *a,
                           const struct step_scratch *scratch, int n_page_max);
 /* Bytes of a part of a tile and head in scratch. */

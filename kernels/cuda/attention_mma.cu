@@ -1,6 +1,6 @@
 /* Causal attention of rows of requests on tensor cores: of a cache in BF16 and
- * heads of a multiple of 16 columns, up to 128, that begin at multiples of 16 bytes; never with --dtype f32 or
- * PKMSERVE_CUDA_ATTENTION=0.
+ * heads of a multiple of 4 columns, up to 128, which are a multiple of 16 here, with zeros behind those that there are;
+ * never with --dtype f32 or PKMSERVE_CUDA_ATTENTION=0.
  *
  * Queries, keys, shares and values are BF16, sums and the softmax F32. Per row and head
  *   q_c  = q·scale·log2(e), rounded to BF16
@@ -50,9 +50,15 @@ constexpr int TILES = SPLIT / 8;    /* of 8 positions */
 constexpr float LOG2_E = 1.44269504f;
 static_assert(WARP_ROWS == 16, "the rows of an mma");
 
-/* From position to position in shared memory, as shared_stride has it: a constant, so that a
+/* From position to position in shared memory, an odd number of 16 bytes: a constant, so that a
  * fragment's words are at constant distances. */
 template <int N> constexpr int STRIDE = (2 * N | 1) * 8;
+
+/* Of heads that have fewer columns than 16·N, which is_cut says, rows begin at multiples of 8 bytes. */
+template <bool is_cut> constexpr int PIECE = is_cut ? 4 : 8; /* columns that are copied at a time */
+template <int N, bool is_cut> constexpr int ROW_PIECES = N *COLS / PIECE<is_cut>;
+template <int N, bool is_cut>
+constexpr int OWN_PIECES = SPLIT *ROW_PIECES<N, is_cut> / BLOCK; /* of a split, a thread's */
 
 /* Of the lane's two rows, which are 8 apart. */
 template <int N> struct mma_rows {
@@ -70,7 +76,7 @@ __device__ __forceinline__ uint32_t query_pair(const float *q, int c, float scal
 }
 
 /* Queries of rows row and row+8 of the tile, as a[0..3] of each step. */
-template <int N>
+template <bool is_cut, int N>
 __device__ __forceinline__ void queries_read(struct mma_rows<N> &m, const struct attention_args &a,
                                              const struct attention_tile &tile, int head, int row,
                                              int t)
@@ -83,8 +89,9 @@ __device__ __forceinline__ void queries_read(struct mma_rows<N> &m, const struct
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int below = i % 2 * 8;
-            m.q[step][i] = query_pair(q + below * a.q_stride, step * COLS + i / 2 * 8 + 2 * t,
-                                      scale, row + below >= tile.n_row);
+            const int c = step * COLS + i / 2 * 8 + 2 * t;
+            m.q[step][i] = query_pair(q + below * a.q_stride, c, scale,
+                                      row + below >= tile.n_row || (is_cut && c >= a.d_head));
         }
     }
 }
@@ -265,7 +272,7 @@ template <int N> __device__ __forceinline__ void part_merge(struct mma_rows<N> &
 }
 
 /* Lane t of a row has columns 2t, 2t+1 of each 8. */
-template <int N>
+template <bool is_cut, int N>
 __device__ __forceinline__ void mma_store(const struct attention_args &a,
                                           const struct attention_tile &tile, int head,
                                           const struct mma_rows<N> &m, int row, int t)
@@ -283,6 +290,9 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a,
         const float share = 1 / m.sum[h];
 #pragma unroll
         for (int j = 0; j < 2 * N; j++) {
+            if (is_cut && j * 8 + 2 * t >= a.d_head) {
+                continue;
+            }
             const float(&o)[4] = m.o[j / 2][j % 2];
             /* 0 has one sign, however many splits a row's tile has that it does not see */
             const float2 two = {o[2 * h] * share + 0.0f, o[2 * h + 1] * share + 0.0f};
@@ -302,43 +312,63 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a,
 
 /* ---- a tile ---------------------------------------------------------------------------------- */
 
-/* The page numbers of a thread's pieces of a split: piece i is of 16 bytes of a position. */
-template <int N> struct split_pages {
-    int32_t number[N];
+/* The page numbers of a thread's pieces of a split. */
+template <int N, bool is_cut> struct split_pages {
+    int32_t number[OWN_PIECES<N, is_cut>];
 };
 
-template <int N> __device__ __forceinline__ int piece_position(int i)
+/* Which piece of a split: of position u the columns from col on. */
+struct split_piece {
+    int u, col;
+};
+
+template <int N, bool is_cut> __device__ __forceinline__ struct split_piece split_piece_of(int i)
 {
-    return (i * BLOCK + static_cast<int>(threadIdx.x)) / (2 * N);
+    const int at = i * BLOCK + static_cast<int>(threadIdx.x);
+    return {at / ROW_PIECES<N, is_cut>, at % ROW_PIECES<N, is_cut> * PIECE<is_cut>};
 }
 
-template <int N>
-__device__ __forceinline__ struct split_pages<N> pages_read(const cache_head<uint16_t> &cache,
-                                                            int split) {
-    struct split_pages<N> pages;
+template <int N, bool is_cut>
+__device__ __forceinline__ void pages_read(struct split_pages<N, is_cut> &pages,
+                                           const cache_head<uint16_t> &cache, int split)
+{
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int u = split * SPLIT + piece_position<N>(i);
+    for (int i = 0; i < OWN_PIECES<N, is_cut>; i++) {
+        const int u = split * SPLIT + split_piece_of<N, is_cut>(i).u;
         pages.number[i] = u < cache.n_pos ? cache.page[u / KV_PAGE] : 0;
     }
-    return pages;
 }
 
 /* Starts copying a split to to[SPLIT][STRIDE]; positions from n_pos on are zeros. from: cache.k or cache.v. */
-template <int N>
-__device__ __forceinline__ void split_copy(const struct attention_args &a, uint16_t *to,
-                                           const uint16_t *from, int64_t page_stride,
-                                           const struct split_pages<N> &pages, int n_pos, int split)
+template <int N, bool is_cut>
+__device__ __forceinline__ void
+split_copy(const struct attention_args &a, uint16_t *to, const uint16_t *from, int64_t page_stride,
+           const struct split_pages<N, is_cut> &pages, int n_pos, int split)
 {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int u = piece_position<N>(i);
-        const int c = (i * BLOCK + static_cast<int>(threadIdx.x)) % (2 * N) * 8;
-        copy_async_16(to + u * STRIDE<N> + c,
-                      from + pages.number[i] * page_stride + u % KV_PAGE * a.d_head + c,
-                      split * SPLIT + u < n_pos ? 16 : 0);
+    for (int i = 0; i < OWN_PIECES<N, is_cut>; i++) {
+        const struct split_piece piece = split_piece_of<N, is_cut>(i);
+        uint16_t *const at = to + piece.u * STRIDE<N> + piece.col;
+        const uint16_t *const source =
+            from + pages.number[i] * page_stride + piece.u % KV_PAGE * a.d_head + piece.col;
+        const bool is_there = split * SPLIT + piece.u < n_pos;
+        if (!is_cut) {
+            copy_async_16(at, source, is_there ? 16 : 0);
+        } else if (piece.col < a.d_head) {
+            copy_async_8(at, source, is_there ? 8 : 0);
+        }
     }
     copy_async_commit();
+}
+
+/* The columns behind a head's own, of all positions of keys and values: no copy writes there. */
+template <int N> __device__ __forceinline__ void columns_clear(uint16_t *k, int d_head)
+{
+    static_assert(BLOCK == 2 * SPLIT, "a thread for each position of keys and of values");
+    uint16_t *const row = k + static_cast<int>(threadIdx.x) * STRIDE<N>;
+    for (int c = d_head; c < N * COLS; c += PIECE<true>) {
+        *reinterpret_cast<uint2 *>(row + c) = make_uint2(0, 0);
+    }
 }
 
 /* The tiles of a launch, and where their parts go. */
@@ -350,8 +380,8 @@ struct mma_tiles {
 };
 
 /* Warps whose rows see nothing of a split only wait. all: of the thread's rows, the parts before. Values arrive while
- * scores are computed, and the next keys while values are summed. */
-template <int N>
+ * scores are computed, and the next keys while values are summed. All warps must have left the tile before. */
+template <int N, bool is_cut>
 __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint16_t *k, uint16_t *v,
                                            float *all, const struct mma_tiles &tiles,
                                            const struct attention_tile &tile, int head)
@@ -365,11 +395,12 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
     const cache_head<uint16_t> cache = cache_head_of<uint16_t>(a, tile.seq, head, pos + tile.n_row);
     const int first = tile.first * MMA_RUN;
     const int end = min(tile.end * MMA_RUN, tile.n_split);
-    struct split_pages<N> pages = pages_read<N>(cache, first);
+    struct split_pages<N, is_cut> pages;
+    pages_read(pages, cache, first);
     struct mma_rows<N> m = {
     };
     part_begin(m);
-    queries_read(m, a, tile, head, warp_row + g, t);
+    queries_read<is_cut>(m, a, tile, head, warp_row + g, t);
     constexpr int64_t part_floats = PART_VALUES<N> * BLOCK;
     float *const part = tiles.part +
                         (static_cast<int64_t>(tile.part) * a.n_head + head) * part_floats +
@@ -383,11 +414,11 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
                                            part_merge(m, all);
                                        }
     };
-    split_copy<N>(a, k, cache.k, a.k_page_stride, pages, cache.n_pos, first);
+    split_copy(a, k, cache.k, a.k_page_stride, pages, cache.n_pos, first);
+    split_copy(a, v, cache.v, a.v_page_stride, pages, cache.n_pos, first);
+    copy_async_wait<1>();
 #pragma unroll 1
     for (int split = first; split < end; split++) {
-        split_copy<N>(a, v, cache.v, a.v_page_stride, pages, cache.n_pos, split);
-        pages = pages_read<N>(cache, split + 1);
         /* Positions of it that the warp's first row sees, and row i sees i more; not cut. */
         const int n_seen = pos + 1 - split * SPLIT + warp_row;
         const bool is_idle = warp_row >= tile.n_row || n_seen + warp_end - warp_row - 1 <= 0;
@@ -395,8 +426,11 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
             part_end(split / MMA_RUN - 1);
             part_begin(m);
         }
-        copy_async_wait<1>();
-        __syncthreads(); /* the keys are there */
+        __syncthreads(); /* the keys are there, and the values before are done */
+        if (split > first) {
+            split_copy(a, v, cache.v, a.v_page_stride, pages, cache.n_pos, split);
+        }
+        pages_read(pages, cache, split + 1);
         if (!is_idle && n_seen >= SPLIT) {
             mma_scores<true>(m, k, SPLIT, lane);
         } else if (!is_idle) {
@@ -405,7 +439,7 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
         copy_async_wait<0>();
         __syncthreads(); /* the values are there, and the keys are done */
         if (split + 1 < end) {
-            split_copy<N>(a, k, cache.k, a.k_page_stride, pages, cache.n_pos, split + 1);
+            split_copy(a, k, cache.k, a.k_page_stride, pages, cache.n_pos, split + 1);
         }
         if (!is_idle && (n_seen >= SPLIT || !has_no_number<N>(v, lane))) {
             mma_weigh<false>(m, v, 0, 0, lane);
@@ -415,7 +449,7 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
                 mma_weigh<true>(m, v, row, n_seen + row, lane);
             }
         }
-        __syncthreads(); /* the values are done */
+        copy_async_wait<0>();
     }
     const int n_part = (tile.n_split + MMA_RUN - 1) / MMA_RUN;
     if (n_part > 1) {
@@ -435,11 +469,11 @@ __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint1
         }
         part_read(m, all);
     }
-    mma_store(a, tile, head, m, warp_row + g, t);
+    mma_store<is_cut>(a, tile, head, m, warp_row + g, t);
 }
 
-/* Heads of 16·N columns. Grid: any number of blocks. */
-template <int N>
+/* Heads of 16·N columns, or of some fewer. Grid: any number of blocks. */
+template <int N, bool is_cut>
 __global__ void __launch_bounds__(BLOCK, N <= 2   ? 4
                                          : N <= 4 ? 3
                                                   : 2)
@@ -448,28 +482,26 @@ __global__ void __launch_bounds__(BLOCK, N <= 2   ? 4
     DYN_SHARED(uint16_t, k);
     uint16_t *const v = k + SPLIT * STRIDE<N>;
     float *const all = reinterpret_cast<float *>(v + SPLIT * STRIDE<N>) + threadIdx.x;
+    if (is_cut) {
+        columns_clear<N>(k, a.d_head);
+    }
     grid_wait();
     for (int item = static_cast<int>(blockIdx.x); item < tiles.n_tile * a.n_head;
          item += static_cast<int>(gridDim.x)) {
         const struct attention_tile tile = tiles.tile[item / a.n_head];
-        mma_attend<N>(a, k, v, all, tiles, tile, item % a.n_head);
+        mma_attend<N, is_cut>(a, k, v, all, tiles, tile, item % a.n_head);
+        __syncthreads();
     }
 }
 
-template <int N>
-void mma_launch(struct cuda *cu, const struct attention_args *a, const struct step_scratch *scratch,
-                int n_page_max)
+template <int N, bool is_cut>
+void mma_launch_of(struct cuda *cu, const struct attention_args *a,
+                   const struct step_scratch *scratch, int n_page_max)
 {
-    if (a->d_head < N * COLS) {
-        if constexpr (N > 1) {
-            mma_launch<N - 1>(cu, a, scratch, n_page_max);
-        }
-        return;
-    }
     const size_t bytes =
-        shared_bytes<uint16_t>(a, 0, 2) +
+        sizeof(uint16_t) * 2 * SPLIT * STRIDE<N> +
         (n_page_max > MMA_RUN * SPLIT_PAGES ? attention_mma_part_bytes(a->d_head) : 0);
-    CHECK(bytes <= SHARED_BYTES_MAX && a->kv_stride == STRIDE<N> && a->kv_piece == 16);
+    CHECK(bytes <= SHARED_BYTES_MAX);
     const struct mma_tiles tiles = {
         .tile =
             reinterpret_cast<const struct attention_tile *>(step_units(a->view) + scratch->n_unit),
@@ -477,23 +509,39 @@ void mma_launch(struct cuda *cu, const struct attention_args *a, const struct st
         .part = static_cast<float *>(scratch->attention),
         .n_arrived = scratch->arrived,
     };
-    if (cuda_shared(cu, mma_kernel<N>, bytes, "attention")) {
-        LAUNCH(mma_kernel<N>, tile_grid(cu, a, scratch->n_tile), dim3(BLOCK), bytes, cuda_queue(cu),
-               *a, tiles);
+    if (cuda_shared(cu, mma_kernel<N, is_cut>, bytes, "attention")) {
+        LAUNCH((mma_kernel<N, is_cut>), tile_grid(cu, a, scratch->n_tile), dim3(BLOCK), bytes,
+               cuda_queue(cu), *a, tiles);
         cuda_check(cu, "attention");
+    }
+}
+
+template <int N>
+void mma_launch(struct cuda *cu, const struct attention_args *a, const struct step_scratch *scratch,
+                int n_page_max)
+{
+    if (a->d_head <= (N - 1) * COLS) {
+        if constexpr (N > 1) {
+            mma_launch<N - 1>(cu, a, scratch, n_page_max);
+        }
+    } else if (a->d_head % COLS != 0) {
+        mma_launch_of<N, true>(cu, a, scratch, n_page_max);
+    } else {
+        mma_launch_of<N, false>(cu, a, scratch, n_page_max);
     }
 }
 
 } // namespace
 
-bool attention_mma_can(int64_t d_head, enum dtype cache)
+bool attention_mma_can(const struct attention_args *a, enum dtype cache)
 {
-    return cache == DTYPE_BF16 && d_head % COLS == 0 && d_head <= D_HEAD_TWO_BUFFERS;
+    return cache == DTYPE_BF16 && a->d_head % PIECE<true> == 0 && a->d_head <= D_HEAD_TWO_BUFFERS &&
+           a->kv_piece >= (a->d_head % COLS != 0 ? 8 : 16);
 }
 
 size_t attention_mma_part_bytes(int64_t d_head)
 {
-    return sizeof(float) * BLOCK * static_cast<size_t>(d_head / 2 + 4);
+    return sizeof(float) * BLOCK * static_cast<size_t>((d_head + COLS - 1) / COLS * (COLS / 2) + 4);
 }
 
 void attention_mma_launch(struct cuda *cu, const struct attention_args *a,

@@ -109,14 +109,15 @@ static void check_mma(const struct crowd *c, const float *expected, const float 
 }
 
 /* Rows of requests on tensor cores, in tiles that begin and end anywhere and see several splits, with
- * heads of every width that they take, and pages wherever 16 bytes begin. */
+ * heads of every width that they take or nearly, and pages wherever 16 bytes begin; of heads that are no multiple of
+ * 16 columns, wherever 8 do. */
 static void test_requests_on_tensor_cores(void **state)
 {
     (void)state;
     assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", "1", 1), 0);
-    for (int d_head = 16; d_head <= 128; d_head += 16) {
+    for (int d_head = 4; d_head <= 128; d_head += d_head % 16 == 0 ? 4 : 12) {
         struct crowd c = {.cache = DTYPE_BF16, .n_head = 2, .d_head = d_head, .compare = check_mma};
-        c.shift = d_head == 48 || d_head == 80 ? 8 : 0;
+        c.shift = d_head == 48 || d_head == 80 ? 8 : d_head == 52 || d_head == 100 ? 4 : 0;
         c.gap = c.shift;
         crowd_add(&c, 59, 70);
         crowd_add(&c, 70, d_head == 64 ? 9 : 2);
@@ -227,9 +228,9 @@ static void test_values_that_are_no_numbers_disturb_no_row_before(void **state)
     if (!cuda_library_find()) {
         skip();
     }
-    for (int run = 0; run < 3; run++) { /* the last on both sides of a part's border */
+    for (int run = 0; run < 3; run++) { /* heads that are cut; both sides of a part's border */
         assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", run == 0 ? "0" : "1", 1), 0);
-        struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = 32};
+        struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = run == 1 ? 36 : 32};
         const int n_old = run == 2 ? 1003 : 3;
         const int broken = n_old + 77;
         crowd_add(&c, n_old, 110);
@@ -275,10 +276,10 @@ static void test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to(voi
         int d_head, n_new, n_f32, n_bf16; /* matrices */
         bool due;
     } cases[] = {
-        {DTYPE_BF16, 32, 5, 0, 0, true},   {DTYPE_BF16, 32, 5, 1, 1, true},
-        {DTYPE_BF16, 32, 5, 1, 0, false},  {DTYPE_BF16, 32, 1, 0, 0, false},
-        {DTYPE_F32, 32, 5, 0, 0, false},   {DTYPE_BF16, 24, 5, 0, 0, false},
-        {DTYPE_BF16, 144, 5, 0, 0, false},
+        {DTYPE_BF16, 32, 5, 0, 0, true},  {DTYPE_BF16, 32, 5, 1, 1, true},
+        {DTYPE_BF16, 32, 5, 1, 0, false}, {DTYPE_BF16, 32, 1, 0, 0, false},
+        {DTYPE_F32, 32, 5, 0, 0, false},  {DTYPE_BF16, 100, 5, 0, 0, true},
+        {DTYPE_BF16, 30, 5, 0, 0, false}, {DTYPE_BF16, 132, 5, 0, 0, false},
     };
     if (!cuda_library_find()) {
         skip();
