@@ -34,7 +34,7 @@ template <int n_mt_, int n_nt_, int n_wm_, int n_wn_, int n_kb_, int n_slot_> st
     static constexpr int n_token = n_wn * n_nt * 8;
     static constexpr int n_w = n_tile * 64; /* pieces of a block of k */
     static constexpr int n_x = n_token * 4;
-    static constexpr int n_piece = n_w + n_x;
+    static constexpr int n_piece = n_w + n_x + 4; /* eight lanes write two blocks: to all banks */
     static constexpr int n_w_mine = n_w * n_kb / n_thread; /* of a slot, that a thread copies */
     static constexpr int n_x_mine = n_x * n_kb / n_thread;
     static constexpr size_t shared_bytes = static_cast<size_t>(n_slot) * n_kb * n_piece * 16;
