@@ -157,6 +157,6 @@ def test_a_small_models_steps_are_counted(tmp_path):
         assert sum(row.startswith("| pkm_search | 1 |") for row in rows) == 1, rows
         assert sum(row.startswith("| outputs | 1 | `outputs_kernel` |") for row in rows) == 1, rows
     prompt = text.split("## Prefill of 32")[1].split("##")[0]
-    assert re.search(r"^\| attention \| 3 \| `mma_kernel<1>` \|", prompt, re.M), prompt
+    assert re.search(r"^\| attention \| 3 \| `mma_kernel<1, false>` \|", prompt, re.M), prompt
     assert len(re.findall(r"^\| (?:1|2|32) \| \d+ \| [\d.]+ \|", text, re.M)) == 3  # the memory layer
     assert re.search(r"^\| 32 \| 4 \|", text, re.M)  # of a prompt, what splits the query's rows too
