@@ -154,6 +154,9 @@ static void test_norms_cost_no_kernels_and_no_bits(void **state)
     }
     const bool counts = strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") != NULL;
     for (int i = 0; i < 3; i++) {
+        if (getenv("TEST_FEW") != NULL && i != 1) {
+            continue;
+        }
         const int n_apart = decode_fused("0", dtypes[i], "1", "0", apart);
         const int n_fused = decode_fused("1", dtypes[i], "1", "0", fused);
         assert_memory_equal(fused, apart, sizeof fused);
