@@ -6,7 +6,7 @@ import signal
 import pytest
 import requests
 
-from server_harness import PATIENCE, Server, error_of, events
+from server_harness import FOREVER, PATIENCE, UNBOUNDED, Server, error_of, events
 
 PROMPT = "It was a dark night, and the"
 
@@ -81,13 +81,13 @@ def test_errors_before_the_first_token_keep_their_status(server):
 
 
 @pytest.mark.parametrize("path, request_, done", [
-    ("/generate", {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "n": 2}, True),
-    ("/v1/completions", {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}, True),
-    ("/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 400, "ignore_eos": True}},
+    ("/generate", {**FOREVER, "n": 2}, True),
+    ("/v1/completions", FOREVER, True),
+    ("/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 400000, "ignore_eos": True}},
      False)], ids=["native", "openai", "tgi"])
 def test_error_after_the_first_token_is_an_event(path, request_, done):
-    """The server is ended while the stream runs, and waits for nothing."""
-    with Server("--shutdown-timeout-s", "0") as s:
+    """The server is ended while the stream runs, which is too long to end before, and waits for nothing."""
+    with Server("--shutdown-timeout-s", "0", model=UNBOUNDED) as s:
         with requests.post(s.url + path, json={**request_, "stream": True}, stream=True,
                            timeout=PATIENCE) as answer:
             lines = answer.iter_lines()
