@@ -108,7 +108,7 @@ test: deps-test ## build and run every test
 	@TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) tests/run.sh $(B)
 
 # Where threads of the server meet; what one thread parses and prints is left to the other variants.
-TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py server/test_http_rules.py
+TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py
 
 # What it is slow at and other tests of it cover is left out: the checker's own tests, the orders of the double's
 # threads, whole forwards of the demo model, the engine on the reference backend, whose ops the kernels' tests run.
