@@ -1,6 +1,5 @@
-/* Causal attention of rows of requests on tensor cores: of a cache in BF16 and
- * heads of a multiple of 4 columns, up to 128, which are a multiple of 16 here, with zeros behind those that there are;
- * never with --dtype f32 or PKMSERVE_CUDA_ATTENTION=0.
+/* Causal attention of rows of requests on tensor cores: of a cache in BF16 and heads of up to 128 columns, a multiple of
+ * 4, which zeros make a multiple of 16; never with --dtype f32 or PKMSERVE_CUDA_ATTENTION=0.
  *
  * Queries, keys, shares and values are BF16, sums and the softmax F32. Per row and head
  *   q_c  = q·scale·log2(e), rounded to BF16

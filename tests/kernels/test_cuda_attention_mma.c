@@ -228,7 +228,7 @@ static void test_values_that_are_no_numbers_disturb_no_row_before(void **state)
     if (!cuda_library_find()) {
         skip();
     }
-    for (int run = 0; run < 3; run++) { /* heads that are cut; both sides of a part's border */
+    for (int run = 0; run < 3; run++) { /* F32; heads of no multiple of 16; a part's border */
         assert_int_equal(setenv("PKMSERVE_CUDA_ATTENTION", run == 0 ? "0" : "1", 1), 0);
         struct crowd c = {.cache = DTYPE_BF16, .n_head = 1, .d_head = run == 1 ? 36 : 32};
         const int n_old = run == 2 ? 1003 : 3;
