@@ -9,82 +9,37 @@
  *   4. the k best sums, and the softmax over them
  *
  * All four are one kernel, in two forms that give the same bits:
- *   split  up to SPLIT_ROWS rows. Latency counts: the keys of a head (512 KiB for 2·512 keys of
+ *   split  up to KEYS_ROWS rows. Latency counts: the keys of a head (512 KiB for 2·512 keys of
  *          128) are read by many blocks at once, a key per thread; their scores go to scratch, and
  *          the last block of a head to arrive selects. T = 1 row and 64 threads, or 4 and 128,
  *          grid (2·n_key / threads, n_head, rows / T).
  *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
  *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
- * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_search_generic.cu
- * does the rest. Split keys of these shapes are pkm_search_mma.cu's, with bits of its own.
+ * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_search_flat.cu
+ * searches flat keys, pkm_search_generic.cu the rest. Split keys of these shapes are pkm_search_mma.cu's, with bits
+ * of its own.
  *
  * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then the selections,
  * 1920 instructions of a warp (pkm_search_mma.cu). Bytes: split reads the keys once per T rows (from L2
  * after the first tile), tile once per 16. Bound: split latency, some 3 dependent phases; tile F32
  * arithmetic. Share of the bound reached: not measured yet. */
-#include "kernels/cuda/pkm_search.cuh"
+#include "kernels/cuda/pkm_search_tile.cuh"
 
 #include <string.h>
 
 namespace
 {
 
-enum {
-    AHEAD = 32, /* groups of four of its columns that a thread asks for early */
-    SPLIT_ROWS = 32,
-    TILE_THREADS = 256,
-    LOADS = 8 /* of a thread in flight, where a block loads its queries */
-};
+constexpr int AHEAD = 32; /* groups of four of its columns that a thread asks for early */
 
 /* Of the split kernel for T rows: a warp for each, for a single one two. */
 template <int T> constexpr int split_threads = (T > 2 ? T : 2) * SELECT_WARP;
 
-/* ---- scores ---------------------------------------------------------------------------------- */
-
-/* Copies the queries of a head, rows first .. first+T-1, to to[T][2·d_quad]; what is not there is
- * zero. A barrier follows. */
-template <int T>
-__device__ void load_queries(float *to, const struct search *s, int64_t first, int head)
-{
-    const int width = static_cast<int>(s->layout.d_quad) * 4;
-    const int n = T * 2 * width;
-    for (int at = threadIdx.x; at < n; at += LOADS * blockDim.x) {
-        float value[LOADS];
-#pragma unroll
-        for (int v = 0; v < LOADS; v++) {
-            const int i = at + v * static_cast<int>(blockDim.x);
-            const int half = i / width; /* of all rows */
-            const int c = i - half * width;
-            const int64_t row = first + half / 2;
-            const bool is_there = i < n && row < s->query.rows && c < s->d;
-            const int64_t column = (2 * head + half % 2) * s->d + c;
-            value[v] =
-                is_there ? static_cast<const float *>(s->query.data)[row * s->query.stride + column]
-                         : 0;
-        }
-#pragma unroll
-        for (int v = 0; v < LOADS; v++) {
-            const int i = at + v * static_cast<int>(blockDim.x);
-            if (i < n) {
-                to[i] = value[v];
-            }
-        }
-    }
-}
-
-__device__ __forceinline__ float chain(float4 key, float4 q, float sum)
-{
-    sum = fmaf(q.x, key.x, sum);
-    sum = fmaf(q.y, key.y, sum);
-    sum = fmaf(q.z, key.z, sum);
-    return fmaf(q.w, key.w, sum);
-}
-
 /* ---- split: few rows ------------------------------------------------------------------------- */
 
 struct split_scratch {
-    uint32_t *ranks;   /* [SPLIT_ROWS, n_group·n_key_padded] */
-    unsigned *arrived; /* [SPLIT_ROWS, n_head]: blocks of a tile and head that are done */
+    uint32_t *ranks;   /* [KEYS_ROWS, n_group·n_key_padded] */
+    unsigned *arrived; /* [KEYS_ROWS, n_head]: blocks of a tile and head that are done */
 };
 
 /* Lets the first columns of a thread's key come to the second-level cache, which a step's weights
@@ -141,7 +96,7 @@ __global__ void __launch_bounds__(split_threads<T>)
         ask_for_key(s, head, at);
     }
     grid_wait();
-    load_queries<T>(queries, &s, first, head);
+    load_queries<T, 2>(queries, &s, first, head);
     load_pairs(pair, pairs);
     __syncthreads();
     if (at < 2 * padded) {
@@ -171,37 +126,6 @@ __global__ void __launch_bounds__(split_threads<T>)
 
 /* ---- tile: many rows ------------------------------------------------------------------------- */
 
-/* Scores of one half of a head for T rows, two keys per thread, as ranks[T][2][n_key_padded]. */
-template <int T>
-__device__ void tile_scores(uint32_t *ranks, const float4 *queries, const struct search *s,
-                            int head, int half)
-{
-    const int padded = static_cast<int>(s->layout.n_key_padded);
-    const int n_quad = static_cast<int>(s->layout.d_quad);
-    const float4 *const keys = s->keys + (2 * head + half) * s->layout.group_quads;
-    const float4 *const q = queries + half * n_quad;
-    for (int key = threadIdx.x; key < padded; key += 2 * TILE_THREADS) {
-        const int other = key + TILE_THREADS < padded ? key + TILE_THREADS : key;
-        float sum[2][T] = {};
-#pragma unroll 2
-        for (int c = 0; c < n_quad; c++) {
-            const float4 a = __ldg(keys + c * padded + key);
-            const float4 b = __ldg(keys + c * padded + other);
-#pragma unroll
-            for (int t = 0; t < T; t++) {
-                const float4 row = q[t * 2 * n_quad + c];
-                sum[0][t] = chain(a, row, sum[0][t]);
-                sum[1][t] = chain(b, row, sum[1][t]);
-            }
-        }
-#pragma unroll
-        for (int t = 0; t < T; t++) {
-            ranks[(t * 2 + half) * padded + key] = rank_of_score(sum[0][t]);
-            ranks[(t * 2 + half) * padded + other] = rank_of_score(sum[1][t]);
-        }
-    }
-}
-
 template <int T, int V>
 __global__ void __launch_bounds__(TILE_THREADS, V > 32 ? 1 : 2)
     tile_kernel(struct search s, struct pairs pairs)
@@ -217,11 +141,15 @@ __global__ void __launch_bounds__(TILE_THREADS, V > 32 ? 1 : 2)
     uint32_t *const ranks = reinterpret_cast<uint32_t *>(queries + T * 2 * s.layout.d_quad);
     const int warp = threadIdx.x / SELECT_WARP;
     grid_wait();
-    load_queries<T>(reinterpret_cast<float *>(queries), &s, first, head);
+    load_queries<T, 2>(reinterpret_cast<float *>(queries), &s, first, head);
     load_pairs(pair, pairs);
     __syncthreads();
-    tile_scores<T>(ranks, queries, &s, head, 0);
-    tile_scores<T>(ranks, queries, &s, head, 1);
+    for (int half = 0; half < 2; half++) {
+        tile_scores<T>(ranks + half * padded, 2 * padded,
+                       s.keys + (2 * head + half) * s.layout.group_quads, padded, padded,
+                       queries + half * s.layout.d_quad, 2 * static_cast<int>(s.layout.d_quad),
+                       static_cast<int>(s.layout.d_quad));
+    }
     __syncthreads();
     for (int i = warp; i < 2 * n_row; i += TILE_THREADS / SELECT_WARP) {
         select_keys<V>(best[i / 2][i % 2], ranks + i * padded, s.n_key, s.k_top);
@@ -242,7 +170,7 @@ template <int T> void launch_split(struct cuda *cu, const struct search *s)
         const_cast<char *>(reinterpret_cast<const char *>(s->keys)) + s->layout.scratch_bytes;
     uint32_t *const ranks = reinterpret_cast<uint32_t *>(behind);
     const struct split_scratch scratch = {
-        ranks, reinterpret_cast<unsigned *>(ranks + SPLIT_ROWS * n_group * padded)};
+        ranks, reinterpret_cast<unsigned *>(ranks + KEYS_ROWS * n_group * padded)};
     constexpr int n_thread = split_threads<T>;
     const dim3 grid(static_cast<unsigned>((2 * padded + n_thread - 1) / n_thread),
                     static_cast<unsigned>(s->n_head),
@@ -304,13 +232,16 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
     s.starts_early = cu->overlaps;
     const bool is_shared = keys->n_group == 1; /* one set: each group of keys is the first */
     s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
-    if (is_shared || s.n_half == 1 || s.k_top > K_MAX || s.n_key > N_KEY_MAX || s.d > D_MAX) {
+    const bool is_flat = s.n_half == 1;
+    if (is_shared || s.k_top > K_MAX || s.d > D_MAX || (!is_flat && s.n_key > N_KEY_MAX)) {
         search_any(cu, &s);
+    } else if (is_flat) {
+        search_flat(cu, &s);
     } else if (cuda_weight_of(keys)->split_at > 0 && cu->splits) {
         search_mma(cu, &s, cuda_weight_of(keys));
     } else if (query.rows <= 4) {
         launch_split<1>(cu, &s);
-    } else if (query.rows <= SPLIT_ROWS) {
+    } else if (query.rows <= KEYS_ROWS) {
         launch_split<4>(cu, &s);
     } else {
         const bool fits = launch_tiles(cu, &s);
@@ -321,12 +252,12 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* Keys, then the split kernel's scratch: ranks and counters. */
+/* Keys, then scratch: of the split kernel ranks, of the flat one candidates; counters. */
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group)
 {
     const struct key_layout l = key_layout(rows / n_group, cols, n_group);
-    const int64_t ranks = SPLIT_ROWS * static_cast<int64_t>(n_group) * l.n_key_padded;
-    const int64_t counters = SPLIT_ROWS * static_cast<int64_t>(n_group);
+    const int64_t ranks = KEYS_ROWS * static_cast<int64_t>(n_group) * l.n_key_padded;
+    const int64_t counters = KEYS_ROWS * static_cast<int64_t>(n_group);
     return static_cast<size_t>(l.scratch_bytes + (ranks + counters) * 4);
 }
 

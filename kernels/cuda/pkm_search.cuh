@@ -7,10 +7,11 @@
 
 enum {
     K_MAX = 32,
-    PAIR_MAX = 119, /* of 32; fewer for a smaller k */
-    PAIR_V = 4,     /* pairs per lane */
-    N_KEY_MAX = 2048,
-    D_MAX = 512 /* columns of a sub-key */
+    PAIR_MAX = 119,   /* of 32; fewer for a smaller k */
+    PAIR_V = 4,       /* pairs per lane */
+    N_KEY_MAX = 2048, /* product keys */
+    D_MAX = 512,      /* columns of a (sub-)key */
+    KEYS_ROWS = 32    /* rows whose scores have room behind the keys */
 };
 
 /* Ranks (from 0) i·32 + j of all pairs with (i+1)(j+1) <= k. */
@@ -73,10 +74,46 @@ select_keys(struct candidate *best, const volatile uint32_t *ranks, int n_key, i
     return warp_best<V>(rank, number, k, best);
 }
 
+/* best[0 .. k-1] ← the best of these and of n keys more, whose numbers begin at first; otherwise as
+ * select_keys. */
+template <int V>
+__device__ __forceinline__ struct candidate
+select_more(struct candidate *best, const uint32_t *ranks, int first, int n_key, int k)
+{
+    const int lane = threadIdx.x % SELECT_WARP;
+    uint32_t rank[V + 1];
+    uint32_t number[V + 1];
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        const int key = v * SELECT_WARP + lane;
+        rank[v] = key < n_key ? ranks[key] : SELECT_NONE;
+        number[v] = static_cast<uint32_t>(first + key);
+    }
+    rank[V] = lane < k ? best[lane].rank : SELECT_NONE;
+    number[V] = best[lane].number;
+    __syncwarp();
+    return warp_best<V + 1>(rank, number, k, best);
+}
+
+/* Writes slots and weights of one row and head, by one warp, whose lane j < k_top has the j-th best slot. */
+static __device__ __forceinline__ void write_best(const struct search *s, struct candidate best,
+                                                  int64_t row, int head)
+{
+    const int lane = threadIdx.x % SELECT_WARP;
+    const float score = score_of_rank(best.rank);
+    const float weight = s->scores ? score : warp_weight(score, s->k_top);
+    if (lane < s->k_top) {
+        const int64_t column = static_cast<int64_t>(head) * s->k_top + lane;
+        static_cast<int32_t *>(s->slots.data)[row * s->slots.stride + column] =
+            static_cast<int32_t>(best.number);
+        static_cast<float *>(s->weights.data)[row * s->weights.stride + column] = weight;
+    }
+}
+
 /* Slots and weights of one row and head from the best keys of both halves, by one warp. */
-static __device__ void select_slots(const struct search *s, const struct candidate *first,
-                                    const struct candidate *second, struct candidate *chosen,
-                                    const uint16_t *pair, int n_pair, int64_t row, int head)
+static __device__ __forceinline__ void
+select_slots(const struct search *s, const struct candidate *first, const struct candidate *second,
+             struct candidate *chosen, const uint16_t *pair, int n_pair, int64_t row, int head)
 {
     const int lane = threadIdx.x % SELECT_WARP;
     uint32_t rank[PAIR_V];
@@ -93,16 +130,11 @@ static __device__ void select_slots(const struct search *s, const struct candida
             slot[v] = a.number * static_cast<uint32_t>(s->n_key) + b.number;
         }
     }
-    const struct candidate best = warp_best<PAIR_V>(rank, slot, s->k_top, chosen);
-    const float score = score_of_rank(best.rank);
-    const float weight = s->scores ? score : warp_weight(score, s->k_top);
-    if (lane < s->k_top) {
-        const int64_t column = static_cast<int64_t>(head) * s->k_top + lane;
-        static_cast<int32_t *>(s->slots.data)[row * s->slots.stride + column] =
-            static_cast<int32_t>(best.number);
-        static_cast<float *>(s->weights.data)[row * s->weights.stride + column] = weight;
-    }
+    write_best(s, warp_best<PAIR_V>(rank, slot, s->k_top, chosen), row, head);
 }
+
+/* pkm_search_flat.cu: flat keys, k_top <= K_MAX, d <= D_MAX. */
+void search_flat(struct cuda *cu, const struct search *s);
 
 /* pkm_search_mma.cu: the same search, by tensor cores, of keys that are split. */
 void search_mma(struct cuda *cu, const struct search *s, const struct cuda_weight *keys);

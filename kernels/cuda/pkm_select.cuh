@@ -63,10 +63,9 @@ template <int V>
 __device__ __forceinline__ void count_lane(uint32_t (&n)[CHAINS], const uint32_t (&rank)[V],
                                            uint32_t least)
 {
-    static_assert(V % CHAINS == 0);
 #pragma unroll
     for (int c = 0; c < CHAINS; c++) {
-        n[c] = V / CHAINS;
+        n[c] = (V + CHAINS - 1 - c) / CHAINS;
     }
 #pragma unroll
     for (int v = 0; v < V; v++) {

@@ -4,6 +4,7 @@
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,13 @@ struct search_shape {
     int n_head, n_key, d_half, k_top;
     bool is_split; /* on tensor cores */
     bool scores;
+    bool is_flat; /* keys of d_half columns, whole */
 };
+
+static int halves_of(const struct search_shape *s)
+{
+    return s->is_flat ? 1 : 2;
+}
 
 /* Keys and room for the queries, slots and weights of rows. */
 struct rig {
@@ -40,25 +47,26 @@ static struct tensor buffer_new(struct backend *be, int rows, int cols, enum dty
     return tensor_make(data, rows, cols, dtype);
 }
 
-/* keys[2·n_head·n_key, d_half], query[n_row, 2·n_head·d_half] */
+/* keys[n_half·n_head·n_key, d_half], query[n_row, n_half·n_head·d_half] */
 static struct rig rig_new(const struct search_shape *s, int n_row, const float *keys,
                           const float *query)
 {
     struct rig r = {0};
+    const int n_group = halves_of(s) * s->n_head;
     const struct backend_options options = {"cuda", 1, false, NULL};
     const struct tensor host =
-        tensor_make((void *)(uintptr_t)keys, 2 * s->n_head * s->n_key, s->d_half, DTYPE_F32);
+        tensor_make((void *)(uintptr_t)keys, n_group * s->n_key, s->d_half, DTYPE_F32);
     const struct weight_desc desc = {.kind = WEIGHT_KEYS,
                                      .dtype = DTYPE_F32,
                                      .placement = PLACEMENT_DEVICE,
-                                     .n_group = 2 * s->n_head,
+                                     .n_group = n_group,
                                      .is_split = s->is_split};
     if (!cuda_library_find()) {
         skip();
     }
     assert_int_equal(backend_open(&r.be, &options, NULL), ERR_OK);
     assert_int_equal(r.be->op->weight_new(r.be, &r.keys, &host, &desc, "keys", NULL), ERR_OK);
-    r.query = buffer_new(r.be, n_row, 2 * s->n_head * s->d_half, DTYPE_F32);
+    r.query = buffer_new(r.be, n_row, n_group * s->d_half, DTYPE_F32);
     r.slots = buffer_new(r.be, n_row, s->n_head * s->k_top, DTYPE_I32);
     r.weights = buffer_new(r.be, n_row, s->n_head * s->k_top, DTYPE_F32);
     r.be->op->upload(r.be, r.query, query);
@@ -78,10 +86,10 @@ static void rig_free(struct rig *r)
 static void search(const struct rig *r, const struct search_shape *s, int first, int n,
                    int32_t *slots, float *weights)
 {
-    const struct pkm_shape shape = {.kind = PKM_PRODUCT,
+    const struct pkm_shape shape = {.kind = s->is_flat ? PKM_FLAT : PKM_PRODUCT,
                                     .n_head = s->n_head,
                                     .n_key = s->n_key,
-                                    .d_key = 2 * s->d_half,
+                                    .d_key = halves_of(s) * s->d_half,
                                     .k_top = s->k_top,
                                     .scores = s->scores};
     const struct tensor to_slots = tensor_head(r->slots, n);
@@ -99,10 +107,17 @@ enum { ROWS_MAX = 300, CALLS_UP_TO = 40, COLUMNS_MAX = 64, FLOATS_MAX = 1 << 15 
 static const struct row_case {
     struct search_shape shape;
     const char *n_sm;
+    bool has_ties; /* keys and queries are -1, 0 and 1 */
 } row_cases[] = {
-    {{2, 40, 8, 32, true, false}, "8"},  {{1, 70, 36, 9, true, true}, "12"},
-    {{1, 40, 8, 32, true, false}, "20"}, {{1, 530, 4, 32, true, false}, "8"},
-    {{2, 40, 8, 32, false, false}, "8"}, {{1, 1030, 4, 20, true, false}, "8"},
+    {{2, 40, 8, 32, true, false, false}, "8", false},
+    {{1, 70, 36, 9, true, true, false}, "12", false},
+    {{1, 40, 8, 32, true, false, false}, "20", false},
+    {{1, 530, 4, 32, true, false, false}, "8", false},
+    {{1, 530, 4, 32, true, false, false}, "20", true},
+    {{2, 40, 8, 32, false, false, false}, "8", false},
+    {{1, 1030, 4, 20, true, false, false}, "8", true},
+    {{2, 1100, 8, 32, false, false, true}, "8", false},
+    {{1, 600, 4, 17, false, true, true}, "8", true},
 };
 
 static void expect_rows(const struct search_shape *s, int first, int n, const uint32_t *due,
@@ -112,10 +127,11 @@ static void expect_rows(const struct search_shape *s, int first, int n, const ui
     for (int i = 0; i < n * n_col; i++) {
         if (due[first * n_col + i] != got[i]) {
             fail_msg(
-                "%d keys, %s, rows %d to %d: row %d, column %d: expected the %s of a call of %d "
+                "%d %skeys, %s, rows %d to %d: row %d, column %d: expected the %s of a call of %d "
                 "rows, %#x, got %#x",
-                s->n_key, s->is_split ? "split" : "whole", first, first + n - 1, first + i / n_col,
-                i % n_col, what, ROWS_MAX, due[first * n_col + i], got[i]);
+                s->n_key, s->is_flat ? "flat " : "", s->is_split ? "split" : "whole", first,
+                first + n - 1, first + i / n_col, i % n_col, what, ROWS_MAX, due[first * n_col + i],
+                got[i]);
         }
     }
 }
@@ -136,6 +152,10 @@ static void test_a_row_has_the_same_bits_in_calls_of_every_size(void **state)
         for (int e = 0; e < FLOATS_MAX; e++) {
             keys[e] = random_float(&random);
             query[e] = random_float(&random);
+            if (row_cases[i].has_ties) {
+                keys[e] = roundf(keys[e]);
+                query[e] = roundf(query[e]);
+            }
         }
         assert_int_equal(setenv("CUDA_HOST_SMS", row_cases[i].n_sm, 1), 0);
         struct rig r = rig_new(s, ROWS_MAX, keys, query);
@@ -208,7 +228,7 @@ static float key_of(int kind, int key, uint32_t *random)
 
 static void check_choice(int kind, int n_key, int k, bool is_split)
 {
-    const struct search_shape shape = {1, n_key, 1, k, is_split, true};
+    const struct search_shape shape = {1, n_key, 1, k, is_split, true, false};
     float keys[2 * CHOICE_KEYS];
     float query[CHOICE_ROWS * 2] = {1, 1, -1, 1, 0, 1};
     int32_t slots[CHOICE_ROWS * CHOICE_K];
@@ -254,11 +274,66 @@ static void test_the_best_are_chosen_whatever_the_scores(void **state)
     }
 }
 
+enum { FLAT_KEYS_MAX = 70000, FLAT_ROWS_MAX = 6 };
+
+static void check_flat(int kind, int n_key, int k, int n_row)
+{
+    static const float query[FLAT_ROWS_MAX] = {1, -1, 0, 2, -0.5f, 1};
+    static float keys[FLAT_KEYS_MAX];
+    static struct choice due[FLAT_KEYS_MAX];
+    const struct search_shape shape = {1, n_key, 1, k, false, true, true};
+    int32_t slots[FLAT_ROWS_MAX * CHOICE_K];
+    float scores[FLAT_ROWS_MAX * CHOICE_K];
+    uint32_t random = (uint32_t)(kind * 100 + n_key + k);
+    for (int key = 0; key < n_key; key++) {
+        keys[key] = key_of(kind, key, &random);
+    }
+    struct rig r = rig_new(&shape, n_row, keys, query);
+    search(&r, &shape, 0, n_row, slots, scores);
+    rig_free(&r);
+    for (int row = 0; row < n_row; row++) {
+        for (int key = 0; key < n_key; key++) {
+            due[key] = (struct choice){query[row] * keys[key], key};
+        }
+        qsort(due, (size_t)n_key, sizeof *due, by_score);
+        for (int j = 0; j < k; j++) {
+            if (slots[row * k + j] != due[j].number || scores[row * k + j] != due[j].score) {
+                fail_msg(
+                    "kind %d, %d flat keys, %d wanted, %d rows, row %d: expected slot %d (%.9g) "
+                    "at rank %d, got slot %d (%.9g)",
+                    kind, n_key, k, n_row, row, due[j].number, (double)due[j].score, j,
+                    slots[row * k + j], (double)scores[row * k + j]);
+            }
+        }
+    }
+}
+
+/* Parts of 512 keys, the last of which may have fewer than are wanted, and so many that what they chose is
+ * merged in several runs. */
+static void test_the_best_of_flat_keys_are_chosen(void **state)
+{
+    static const int sizes[][3] = {{520, 32, 1}, {1030, 17, 6}, {513, 32, 3}, {512, 32, 1},
+                                   {33, 32, 6},  {1, 1, 1},     {2048, 1, 3}};
+    const bool is_few = getenv("TEST_FEW") != NULL;
+    const int n_size = is_few ? 2 : (int)(sizeof sizes / sizeof *sizes);
+    (void)state;
+    for (int i = 0; i < n_size; i++) {
+        for (int kind = 0; kind < N_KIND; kind++) {
+            check_flat(kind, sizes[i][0], sizes[i][1], sizes[i][2]);
+        }
+    }
+    for (int n_row = 1; !is_few && n_row <= 4; n_row += 3) {
+        check_flat(NEAR, FLAT_KEYS_MAX, CHOICE_K, n_row);
+        check_flat(ALL_EQUAL, FLAT_KEYS_MAX, CHOICE_K, n_row);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_row_has_the_same_bits_in_calls_of_every_size),
         cmocka_unit_test(test_the_best_are_chosen_whatever_the_scores),
+        cmocka_unit_test(test_the_best_of_flat_keys_are_chosen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
