@@ -22,12 +22,12 @@
  *         rows as it has warps the last block of a head selects, both halves of all rows at once, a warp
  *         each; of more, the last of each half selects that half, and the last of the two the slots. Grid
  *         (2·n_key / 64, n_head, rows / 16).
- *   many  more rows (pkm_search_many.cu). A block scores all keys for T rows, half by half, 16 keys a warp
- *         at a time, keeps ranks in shared memory and selects. Grid (n_head, rows / T). Where even 16 rows
- *         do not fit the shared memory, few takes FEW_ROWS rows at a time.
- *   wide  the same of up to 512 keys, where each block has a multiprocessor to itself: T is then 16 or 32,
- *         ranks of both halves are kept, and half of the warps select of the first while the others score
- *         the second.
+ *   many  more rows of up to CHUNK keys (pkm_search_many.cu). A block scores all keys for T rows, half by half, 16
+ *         keys a warp at a time, keeps ranks in shared memory and selects. Grid (n_head, rows / T).
+ *   wide  the same where each block has a multiprocessor to itself, or there are more keys: these are taken a chunk at
+ *         a time, and half of the warps select of one while the others score the next. What has been chosen of a half
+ *         so far stands beside the keys of its next chunk. Where even 16 rows do not fit the shared memory, few takes
+ *         FEW_ROWS rows at a time.
  * A block has 8 warps; 16 where it has a multiprocessor to itself, since a warp's selections wait for their
  * own results: of few rows the upper 8 do nothing else.
  *
@@ -38,11 +38,13 @@
  * first. Bound: few latency, three dependent phases, of which a half takes some 1600 clocks and the pairs
  * 1400; many L2, then the selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 13 us; 31
  * selections of both halves and pairs per multiprocessor, some 8, of which wide hides a third). So 256 rows
- * are few: 1024 blocks draw 42 MB by all multiprocessors, 32 blocks of 32 rows 17 MB by a quarter of them.
- * Registers on sm_90 and sm_100 (nvcc 13.0, nothing spilled): few 114 and 116, of more than 512 keys 202 and
- * 157; many and wide 95 to 126, of more than 1024 keys 155 and 152. Two blocks of 8 warps of a multiprocessor
- * at a time, one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with keys of 128
- * columns, wide 183, few 14. On an H200 1, 32, 256 and 1024 rows take 7.5, 12.5, 32 and 32 us. */
+ * are few: 1024 blocks draw 42 MB by all multiprocessors, 32 blocks of 32 rows 17 MB by a quarter of them. Of
+ * 2·2048 keys the blocks of 1024 rows draw 268 MB in one round, some 50 us; of T = 16, which is all that has room where a
+ * half is not cut in chunks, it was 537 MB in two, 141 us on an H200.
+ * Registers on sm_90 and sm_100 (nvcc 13.0): few 114 and 116, of more than 512 keys 202 and 157; many and wide 94 to
+ * 128; nothing is spilled, but on sm_100 by wide of 32 rows 36 bytes outside of its inner loop. Two blocks of 8 warps of
+ * a multiprocessor at a time, one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with
+ * keys of 128 columns, wide 183, few 14. On an H200 1, 32, 256 and 1024 rows took 7.5, 12.5, 32 and 32 us. */
 #include "kernels/cuda/pkm_search_mma.cuh"
 
 #include <string.h>

@@ -17,7 +17,9 @@ enum {
     FEW_KEYS = WARPS * KEYS, /* of a block; keys are padded to a multiple of it */
     FEW_AHEAD = 4,           /* blocks of 32 columns that are asked for early */
     MANY_TILES = 2,          /* of 8 keys that a warp scores at a time */
-    RANK_PAD = 8 /* ranks between rows in shared memory: 8 rows' stores fall into 32 banks */
+    CHUNK = 512,             /* keys of many rows that are scored, then selected from */
+    RANK_STRIDE =
+        CHUNK + 8 /* from row to row in shared memory: 8 rows' stores fall into 32 banks */
 };
 
 /* Of keys packed for this kernel, and its scratch behind them. */
