@@ -1,7 +1,7 @@
 """A GPU serves: the CUDA backend through the whole program, on its test double (make cuda-host), which
 computes the same kernels on the CPU and fails when it is told to (tests/cuda_host).
 
-The model is a converted golden case, small enough for the double; the tests are skipped where the
+The model is a converted golden case of four layers, small enough for the double; the tests are skipped where the
 double is not built.
 """
 
@@ -25,7 +25,7 @@ from overlay_files import Base  # noqa: E402
 
 BUILD = os.path.join(ROOT, os.environ.get("B", "build"))
 LIBRARY = os.path.join(BUILD, "libpkmserve_cudahost.so")
-MODEL = os.path.join(BUILD, "golden", "pkm12")
+MODEL = os.path.join(BUILD, "golden", "knn32")
 SMALL = ["--max-seqs", "3", "--max-batch-tokens", "24", "--max-model-len", "64"]
 F32 = ["--dtype", "f32"]
 CUDA = ["--device", "cuda"] + F32 + SMALL
@@ -195,11 +195,11 @@ def test_values_are_not_read_in_place_from_the_file():
 
 
 @pytest.mark.parametrize("flags, env, wanted", [
-    ([], {"CUDA_HOST_MEMORY": "4M"}, ["device memory", "bf16 weights", "host"]),
-    (["--memory-placement", "host", "--kv-tokens", "1000000"], {},
-     ["not enough device memory", "the cache needs 6144000000 bytes", "lower --kv-tokens",
+    ([], {"CUDA_HOST_MEMORY": "500K"}, ["device memory", "bf16 weights", "host"]),
+    (["--memory-placement", "host", "--kv-tokens", "2000000"], {},
+     ["not enough device memory", "the cache needs 2048000000 bytes", "lower --kv-tokens",
       "dtype bf16"]),
-    (["--kv-tokens", "1000000", "--dtype", "bf16"], {},
+    (["--kv-tokens", "4000000", "--dtype", "bf16"], {},
      ["not enough device memory", "lower --kv-tokens", "memory placement host"]),
     ([], {"CUDA_HOST_FAIL_MALLOC": "5"}, ["memory"]),
     (["--memory-placement", "host"], {"CUDA_HOST_FAIL_HOST_ALLOC": "1"}, ["memory"]),
@@ -214,7 +214,7 @@ def test_memory_that_runs_out_is_planned_and_named(flags, env, wanted):
 
 def test_the_cache_shrinks_to_what_the_device_has():
     flags = ["serve", "--check", "--device", "cuda", *F32, "--max-seqs", "8", "--max-batch-tokens", "8"]
-    roomy, tight = (json.loads(run(*flags, CUDA_HOST_MEMORY=m).stdout) for m in ("1G", "20M"))
+    roomy, tight = (json.loads(run(*flags, CUDA_HOST_MEMORY=m).stdout) for m in ("1G", "6M"))
     assert roomy["limits"]["kv_tokens"] == 8 * 512
     assert 512 <= tight["limits"]["kv_tokens"] < 8 * 512
     assert tight["memory"]["available_bytes"] > 0
@@ -273,7 +273,7 @@ def test_a_cache_in_bf16(alone, flags):
     with gpu(*flags) as s:
         info = s.get("/info").json()
         assert info["model"]["kv_cache_dtype"] == "bf16"
-        per_token = 12 * 2 * 64 * 2  # layers, keys and values, columns, bytes
+        per_token = 4 * 2 * 32 * 2  # layers, keys and values, columns, bytes
         assert info["memory"]["kv_bytes"] == info["limits"]["kv_tokens"] * per_token
         got = answers(s)
         assert answers_in_a_crowd(s) == got
@@ -294,7 +294,7 @@ def test_files_in_f32_are_computed_in_bf16_by_default():
 
 
 def test_files_in_f16_are_computed_in_f16_by_default(tmp_path):
-    subprocess.run([sys.executable, ROOT + "/models/convert/convert.py", ROOT + "/tests/golden/xlm/pkm12/checkpoint.pth",
+    subprocess.run([sys.executable, ROOT + "/models/convert/convert.py", ROOT + "/tests/golden/xlm/knn32/checkpoint.pth",
                     "--output", tmp_path / "f16", "--dtype", "f16"], check=True, capture_output=True)
 
     def said(device, *flags):
