@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The house rules that a program can check: format, the direction of includes, the fences around
 # third-party headers, leftovers, and what clang-tidy, cppcheck and shellcheck find. Prints each finding
-# with its place; exit 0 if there is none. --quick leaves the slow analysers out.
+# with its place; exit 0 if there is none. --quick leaves the slow analysers out; ANALYZER_NODES=225000 lets one look
+# as far as it usually does, which release-check asks for.
 set -uo pipefail
 shopt -s lastpipe # finding() counts in this shell
 cd "$(dirname "$0")/.." || exit 2
@@ -129,10 +130,10 @@ if [ "${1:-}" != --quick ]; then
         --suppress=ctunullpointer --suppress=arrayIndexThenCheck --suppress=shiftTooManyBitsSigned \
         --template='{file}:{line}: {id}: {message}' \
         "${c_files[@]}" 2>&1 | finding "cppcheck"
-    # The analyser's bound on a function's paths is a third of the usual one, which takes a third of the time.
+    # The analyser's bound on a function's paths: a ninth of the usual one, 225000, takes an eighth of the time.
     printf '%s\n' "${c_files[@]}" | grep -v '^kernels/cpu/simd/' |
-        xargs -P "$(nproc)" -n 8 sh -c 'clang-tidy --quiet "$@" -- -std=c11 -I. -D_GNU_SOURCE \
-            -Xclang -analyzer-config -Xclang max-nodes=75000' tidy 2>&1 |
+        xargs -P "$(nproc)" -n 4 sh -c 'clang-tidy --quiet "$@" -- -std=c11 -I. -D_GNU_SOURCE \
+            -Xclang -analyzer-config -Xclang max-nodes='"${ANALYZER_NODES:-25000}" tidy 2>&1 |
         grep -E 'error:|warning:' | sort -u | finding "clang-tidy"
 fi
 

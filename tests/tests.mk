@@ -200,6 +200,7 @@ soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no gro
 .PHONY: release-check
 release-check: ## what a release must pass: .ci/run, fuzz, clients, containers, the page, stress, five minutes of soak
 	.ci/run
+	ANALYZER_NODES=225000 $(MAKE) lint
 	$(MAKE) fuzz check-clients check-containers check-page stress
 	$(MAKE) soak SOAK_SECONDS=300
 
