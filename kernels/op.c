@@ -153,8 +153,9 @@ void op_attention(struct backend *be, struct tensor y, struct tensor q, struct t
 {
     CHECK(n_head > 0 && y.cols > 0 && y.cols % n_head == 0);
     CHECK(is_f32(y, step->n_tok, q.cols) && is_f32(q, step->n_tok, y.cols));
-    /* the scratch was sized for these */
+    /* the scratch was sized for these, and for no spans */
     CHECK(step->limits.d_model == y.cols && step->limits.n_head == n_head);
+    CHECK(step->limits.n_span_max == 0);
     const int64_t d_head = y.cols / n_head;
     const int64_t n_kv_head = k_pages.cols / KV_PAGE / d_head;
     CHECK(n_kv_head > 0 && n_head % n_kv_head == 0);

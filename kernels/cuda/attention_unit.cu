@@ -20,6 +20,13 @@ constexpr int BLOCKS_PER_SM = 16;     /* of requests, wanted: two rounds of what
 constexpr int TILE_BLOCKS_PER_SM = 2; /* of tiles on tensor cores, wanted */
 constexpr int SPARED_MIN = 8;         /* splits of a drawn row, see above */
 
+/* Whether a step's rows are shared out at all. Those that span.cu attends with are not: they see a span, however far they
+ * are, and their pages form a ring, which ends long before their positions do. */
+bool has_units(const struct step_limits *l)
+{
+    return l->n_head > 0 && l->n_span_max == 0;
+}
+
 /* Most rows of a step that are spread. */
 int spread_rows(const struct step_limits *l, bool is_drawn)
 {
@@ -112,7 +119,7 @@ size_t attention_part_bytes(int64_t n_row, int n_part_max, int64_t d_model, int 
 int attention_unit_count(const struct cuda *cu, const struct step_limits *l, int n_row,
                          bool is_drawn)
 {
-    if (l->n_head == 0 || n_row > spread_rows(l, is_drawn)) {
+    if (!has_units(l) || n_row > spread_rows(l, is_drawn)) {
         return 0;
     }
     const int wanted = n_row + (is_drawn ? cu->n_sm / l->n_head
@@ -194,7 +201,7 @@ template <class Use> void tiles_visit(const struct step *step, const Use &use)
 
 int attention_tile_max(const struct cuda *cu, const struct step_limits *l)
 {
-    return l->n_head == 0 ? 0 : l->n_tok_max / MMA_ROWS + l->n_seq_max + tile_extra(cu, l->n_head);
+    return !has_units(l) ? 0 : l->n_tok_max / MMA_ROWS + l->n_seq_max + tile_extra(cu, l->n_head);
 }
 
 /* What is longer than the mean comes first, so that nothing long is left at the end. */
@@ -202,7 +209,7 @@ int attention_tiles(const struct cuda *cu, const struct step *step, size_t part_
                     struct attention_tile *tile)
 {
     const struct step_limits *const l = &step->limits;
-    if (step->is_drawn || l->n_head == 0) {
+    if (step->is_drawn || !has_units(l)) {
         return 0;
     }
     int64_t all = 0; /* splits */
@@ -246,7 +253,7 @@ int attention_tiles(const struct cuda *cu, const struct step *step, size_t part_
 
 size_t attention_scratch(const struct step_limits *l)
 {
-    if (l->n_head == 0) {
+    if (!has_units(l)) {
         return 0;
     }
     size_t most = 0;
@@ -262,7 +269,7 @@ size_t attention_scratch(const struct step_limits *l)
 /* One of each head for each row that is spread, or each part of tiles. */
 size_t attention_counters(const struct step_limits *l)
 {
-    if (l->n_head == 0) {
+    if (!has_units(l)) {
         return 0;
     }
     size_t most = tile_parts(l, attention_scratch(l));

@@ -139,6 +139,35 @@ static void test_scratch_does_not_grow_with_the_limit(void **state)
     assert_true(taken[1] <= taken[0] + (1 << 20));
 }
 
+/* A stream goes on when its ring of pages is full: no page is looked for behind the ring's. */
+static void test_a_stream_may_be_far_beyond_its_ring(void **state)
+{
+    (void)state;
+    if (!cuda_library_find()) {
+        skip();
+    }
+    const struct backend_options options = {"cuda", 1, false, NULL};
+    const struct step_limits limits = {.n_tok_max = 1,
+                                       .n_seq_max = 1,
+                                       .n_page_max = 64,
+                                       .n_span_max = 16,
+                                       .d_model = 16,
+                                       .n_head = 1};
+    struct backend *be = NULL;
+    struct step *step = NULL;
+    struct err err = {0};
+    assert_int_equal(backend_open(&be, &options, NULL), ERR_OK);
+    assert_int_equal(be->op->step_new(be, &step, &limits, NULL), ERR_OK);
+    step->n_tok = step->n_seq = 1;
+    step->is_drawn = true;
+    step->seq_first[1] = 1;
+    step->pos[0] = 1 << 29;
+    be->op->step_begin(be, step);
+    assert_int_equal(be->op->finish(be, step, &err), ERR_OK);
+    be->op->step_free(be, step);
+    backend_close(be);
+}
+
 /* Both sides of every width at which another kernel or way of loading begins. Many heads make large
  * tiles, where there are any. */
 static void test_widths_of_heads(void **state)
@@ -327,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_more_splits_than_threads),
         cmocka_unit_test(test_more_sequences_than_threads),
         cmocka_unit_test(test_many_single_rows),
+        cmocka_unit_test(test_a_stream_may_be_far_beyond_its_ring),
         cmocka_unit_test(test_neither_limit_nor_rows_change_how_tokens_are_drawn),
         cmocka_unit_test(test_scratch_does_not_grow_with_the_limit),
         cmocka_unit_test(test_widths_of_heads),
