@@ -118,10 +118,13 @@ ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
     $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
     tests/cli/test_options.py
 ASAN_SERVER := $(ASAN_SERVER:tests/%=%)
+ASAN_PROGRAMS := pkmserve $(addprefix tests/,$(ASAN_KERNELS) $(ASAN_MODELS) $(filter engine/% server/%,\
+    $(patsubst tests/%.c,%,$(TEST_SRC))) $(patsubst tests/%.c,%,$(FUZZ_SRC)))
 test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
-	@$(MAKE) --no-print-directory tests B=$(B)/asan BARE=$(B) SANITIZE=address,undefined OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
-	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=4 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	@$(MAKE) --no-print-directory $(addprefix $(B)/asan/,$(ASAN_PROGRAMS)) cuda-host B=$(B)/asan BARE=$(B) \
+	    SANITIZE=address,undefined OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
+	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=2 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
 TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse
