@@ -112,11 +112,28 @@ __device__ __forceinline__ void gemm_copy_x(uint4 *slot, const struct gemm_sourc
     }
 }
 
-/* sum += the products of a block of k. w, x: the lane's first fragments in it. Of row-major weights a
- * lane's two pieces are 8 k of output g and of g+8: registers change places. */
+/* The A operands of two instructions. Packed weights are that; of row-major ones a lane's two pieces are 8 k of output g
+ * and of g+8, and registers change places. An instruction wants its four side by side, and ptxas, which knows a copy
+ * for what it is, copies them again for every instruction (3.5 moves for each): so they are computed, by a zero that it
+ * does not know to be one, once for all tokens. */
+struct gemm_operands {
+    uint32_t lower[4], upper[4];
+};
+
+template <bool row_major>
+__device__ __forceinline__ struct gemm_operands gemm_operands_of(uint4 p, uint4 q, uint32_t zero)
+{
+    if constexpr (row_major) {
+        return {{p.x | zero, q.x | zero, p.y | zero, q.y | zero},
+                {p.z | zero, q.z | zero, p.w | zero, q.w | zero}};
+    }
+    return {{p.x, p.y, p.z, p.w}, {q.x, q.y, q.z, q.w}};
+}
+
+/* sum += the products of a block of k. w, x: the lane's first fragments in it. */
 template <typename shape, bool row_major, enum dtype type>
 __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n_nt][4],
-                                              const uint4 *w, const uint4 *x)
+                                              const uint4 *w, const uint4 *x, uint32_t zero)
 {
     uint4 in_x[shape::n_nt];
 #pragma unroll
@@ -125,21 +142,17 @@ __device__ __forceinline__ void gemm_multiply(float (&sum)[shape::n_mt][shape::n
     }
 #pragma unroll
     for (int i = 0; i < shape::n_mt; i++) {
-        const uint4 p = w[i * 64];
-        const uint4 q = w[i * 64 + 32];
-        const uint32_t lower[4] = {p.x, row_major ? q.x : p.y, row_major ? p.y : p.z,
-                                   row_major ? q.y : p.w};
-        const uint32_t upper[4] = {row_major ? p.z : q.x, row_major ? q.z : q.y,
-                                   row_major ? p.w : q.z, q.w};
+        const struct gemm_operands in_w =
+            gemm_operands_of<row_major>(w[i * 64], w[i * 64 + 32], zero);
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
             const uint32_t x_lower[2] = {in_x[j].x, in_x[j].y};
-            operand_mma<type>(sum[i][j], lower, x_lower);
+            operand_mma<type>(sum[i][j], in_w.lower, x_lower);
         }
 #pragma unroll
         for (int j = 0; j < shape::n_nt; j++) {
             const uint32_t x_upper[2] = {in_x[j].z, in_x[j].w};
-            operand_mma<type>(sum[i][j], upper, x_upper);
+            operand_mma<type>(sum[i][j], in_w.upper, x_upper);
         }
     }
 }
@@ -240,7 +253,7 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct
 #pragma unroll
         for (int b = 0; b < n_kb; b++) {
             gemm_multiply<shape, row_major, type>(sum, w + at + b * shape::n_piece,
-                                                  x + at + b * shape::n_piece);
+                                                  x + at + b * shape::n_piece, a.zero);
         }
         if ((block + n_kb) % LINEAR_CHUNK_BLOCKS == 0 || block + n_kb >= a.n_block) {
             gemm_border(total, sum);
@@ -447,9 +460,9 @@ template <int n> int cheapest(const int64_t (&cost)[n])
 
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype)
 {
-    using large = gemm_bf16<4, 4, 2, 4, 2, 3>;  /* 128 outputs × 128 tokens */
-    using medium = gemm_bf16<4, 2, 2, 4, 2, 4>; /* 128 × 64 */
-    using small = gemm_bf16<2, 2, 2, 4, 4, 3>;  /* 64 × 64 */
+    using large = gemm_bf16<2, 8, 4, 2, 2, 3>;  /* 128 outputs × 128 tokens */
+    using medium = gemm_bf16<2, 4, 4, 2, 2, 4>; /* 128 × 64 */
+    using small = gemm_bf16<1, 4, 4, 2, 4, 3>;  /* 64 × 64 */
     using least = gemm_bf16<1, 2, 4, 2, 4, 4>;  /* 64 × 32 */
     using tiny = gemm_bf16<1, 1, 2, 4, 4, 6>;   /* 32 × 32 */
     using large_f32 = gemm_f32<2, 4, 8>;        /* 128 × 128 */

@@ -458,6 +458,7 @@ static struct linear_args args_of(const struct cuda *cu, struct tensor y, struct
         .next = NULL,
         .next_bytes = 0,
         .next_slice = 0,
+        .zero = 0,
         .norm = {},
     };
 }

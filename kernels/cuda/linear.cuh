@@ -84,6 +84,7 @@ struct linear_args {
         starts_early; /* drawn tokens: the kernel before may still run, weights need not wait for it */
     const unsigned char *next;       /* drawn tokens: what the next product reads, or NULL */
     uint32_t next_bytes, next_slice; /* all, of a block */
+    uint32_t zero;                   /* 0, which the compiler does not know: gemm.cu */
     struct norm_args norm; /* few rows, with its d not 0: x is what this will make of them */
 };
 
