@@ -13,9 +13,10 @@
  *
  * Keys in memory: [group][8 keys][32 columns][hi, lo][32 lanes][16 bytes]; lane (g, t), which is
  * (lane / 4, lane % 4), has columns 8t .. 8t+7 of key g. That is the fragment of two instructions,
- * (b[0], b[1]) = (x, y) and then (z, w), and a warp reads 512 consecutive bytes. Queries lie in shared
- * memory the same way, rows g and g+8 one after the other: a[0 .. 3] is (x of g, x of g+8, y of g, y
- * of g+8), then with z and w.
+ * (b[0], b[1]) = (x, y) and then (z, w), and a warp reads 512 consecutive bytes. Of queries shared memory holds,
+ * of a tile of rows and a block, [hi, lo][2 instructions][32 lanes][16 bytes], a[0 .. 3]: of rows g and g+8 in turn the
+ * first two columns that the lane's instruction takes, then the other two. Pieces that lie as those of keys would cost four moves
+ * for each instruction (gemm.cu says why).
  *
  *   few   up to FEW_ROWS rows. A block scores 64 keys of one half for 16 rows, 8 keys a warp, which
  *         are under way before the kernel before has ended; ranks go to scratch. Of up to half as many

@@ -84,8 +84,9 @@ static __device__ __forceinline__ void load_piece(float (&x)[PIECE], const struc
     }
 }
 
-/* to[tiles of 16 rows][n_block][hi, lo][rows g, g+8][32 lanes] ← one half of a head's queries, of rows
- * first .. first+n_row-1; other rows and columns are zero. A barrier follows. */
+/* to[tiles of 16 rows][n_block][hi, lo][2 instructions][32 lanes] ← one half of a head's queries, of rows
+ * first .. first+n_row-1; other rows and columns are zero. A thread has a piece of rows g and g+8, whose words an instruction
+ * takes in turn. A barrier follows. */
 template <int n_tile>
 static __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_args &a,
                                                     int64_t first, int n_row, int head, int half)
@@ -94,20 +95,28 @@ static __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_
     const float *const query = static_cast<const float *>(a.s.query.data) +
                                first * a.s.query.stride +
                                static_cast<int64_t>(2 * head + half) * a.s.d;
-    for (int i = threadIdx.x; i < n_tile * ROWS * n_piece; i += blockDim.x) {
-        const int row = i / n_piece;
-        const int piece = i - row * n_piece;
-        const bool is_row = row < n_row;
-        float x[PIECE];
-        load_piece(x, a, query + (is_row ? row : 0) * a.s.query.stride, piece * PIECE, is_row);
-        uint32_t hi[PIECE / 2];
-        uint32_t lo[PIECE / 2];
-        bf16_split_eight(hi, lo, x);
-        uint4 *const at = to +
-                          ((row / ROWS * a.n_block + piece / PIECES) * 4 + row % ROWS / 8) * LANES +
-                          row % 8 * PIECES + piece % PIECES;
-        at[0] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        at[2 * LANES] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+    for (int i = threadIdx.x; i < n_tile * (ROWS / 2) * n_piece; i += blockDim.x) {
+        const int g = i / n_piece % (ROWS / 2);
+        const int tile = i / n_piece / (ROWS / 2);
+        const int piece = i % n_piece;
+        uint32_t hi[2][PIECE / 2]; /* of row g, of row g+8 */
+        uint32_t lo[2][PIECE / 2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = tile * ROWS + h * (ROWS / 2) + g;
+            const bool is_row = row < n_row;
+            float x[PIECE];
+            load_piece(x, a, query + (is_row ? row : 0) * a.s.query.stride, piece * PIECE, is_row);
+            bf16_split_eight(hi[h], lo[h], x);
+        }
+        uint4 *const at =
+            to + (tile * a.n_block + piece / PIECES) * 4 * LANES + g * PIECES + piece % PIECES;
+#pragma unroll
+        for (int n = 0; n < 2; n++) { /* instruction */
+            const int w = 2 * n;
+            at[n * LANES] = make_uint4(hi[0][w], hi[1][w], hi[0][w + 1], hi[1][w + 1]);
+            at[(2 + n) * LANES] = make_uint4(lo[0][w], lo[1][w], lo[0][w + 1], lo[1][w + 1]);
+        }
     }
 }
 
@@ -127,25 +136,21 @@ static __device__ __forceinline__ void add_block(struct chains<n_row_tile, n_key
 #pragma unroll
     for (int m = 0; m < n_row_tile; m++) {
         const uint4 *const q = queries + m * tile_pieces;
-        const uint4 hi_g = q[0];
-        const uint4 hi_g8 = q[LANES];
-        const uint4 lo_g = q[2 * LANES];
-        const uint4 lo_g8 = q[3 * LANES];
-        const uint32_t hi[2][4] = {{hi_g.x, hi_g8.x, hi_g.y, hi_g8.y},
-                                   {hi_g.z, hi_g8.z, hi_g.w, hi_g8.w}};
-        const uint32_t lo[2][4] = {{lo_g.x, lo_g8.x, lo_g.y, lo_g8.y},
-                                   {lo_g.z, lo_g8.z, lo_g.w, lo_g8.w}};
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* instruction */
+            const uint4 q_hi = q[i * LANES];
+            const uint4 q_lo = q[(2 + i) * LANES];
+            const uint32_t a_hi[4] = {q_hi.x, q_hi.y, q_hi.z, q_hi.w};
+            const uint32_t a_lo[4] = {q_lo.x, q_lo.y, q_lo.z, q_lo.w};
 #pragma unroll
             for (int n = 0; n < n_key_tile; n++) {
                 const uint4 k_hi = keys[n][0];
                 const uint4 k_lo = keys[n][1];
                 const uint32_t b_hi[2] = {i == 0 ? k_hi.x : k_hi.z, i == 0 ? k_hi.y : k_hi.w};
                 const uint32_t b_lo[2] = {i == 0 ? k_lo.x : k_lo.z, i == 0 ? k_lo.y : k_lo.w};
-                mma_bf16(sum.upper[m][n], hi[i], b_hi);
-                mma_bf16(sum.lower[m][n], hi[i], b_lo);
-                mma_bf16(sum.lower[m][n], lo[i], b_hi);
+                mma_bf16(sum.upper[m][n], a_hi, b_hi);
+                mma_bf16(sum.lower[m][n], a_hi, b_lo);
+                mma_bf16(sum.lower[m][n], a_lo, b_hi);
             }
         }
     }
