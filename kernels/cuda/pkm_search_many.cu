@@ -17,6 +17,17 @@ __device__ __forceinline__ struct chunk chunk_of(const struct mma_args &a, int i
     return {i / n_each, first, min(a.s.n_key - first, +CHUNK), min(a.n_key_padded - first, +CHUNK)};
 }
 
+/* A lane's pieces of a block of so many tiles of keys. */
+__device__ __forceinline__ void many_keys(uint4 (&to)[MANY_TILES][2], const uint4 *keys,
+                                          int tile_pieces)
+{
+#pragma unroll
+    for (int n = 0; n < MANY_TILES; n++) {
+        to[n][0] = __ldg(keys + n * tile_pieces);
+        to[n][1] = __ldg(keys + n * tile_pieces + LANES);
+    }
+}
+
 /* ranks[T][RANK_STRIDE] ← of a chunk of a head, by the first n_warp warps. queries: as load_queries wrote
  * them, of the chunk's half. */
 template <int T>
@@ -30,25 +41,25 @@ __device__ __forceinline__ void many_scores(uint32_t *ranks, const uint4 *querie
     const int tile_pieces = a.n_block * 2 * LANES; /* of 8 keys */
     const uint4 *const group = a.keys + (2 * head + chunk.half) * a.group_pieces +
                                static_cast<int64_t>(chunk.first / KEYS) * tile_pieces + lane;
-    for (int tile = warp * MANY_TILES; tile < chunk.n_padded / KEYS; tile += n_warp * MANY_TILES) {
-        const uint4 *const keys = group + static_cast<int64_t>(tile) * tile_pieces;
+    const int n_key_tile = chunk.n_padded / KEYS;
+    uint4 now[MANY_TILES][2]; /* a block's, of the warp's tiles one after the other */
+    if (warp * MANY_TILES < n_key_tile) {
+        many_keys(now, group + warp * MANY_TILES * tile_pieces, tile_pieces);
+    }
+    for (int tile = warp * MANY_TILES; tile < n_key_tile; tile += n_warp * MANY_TILES) {
+        const uint4 *keys = group + tile * tile_pieces;
+        const bool is_last = tile + n_warp * MANY_TILES >= n_key_tile;
         struct chains<n_tile, MANY_TILES> sum = {
         };
-        uint4 now[MANY_TILES][2];
-        uint4 next[MANY_TILES][2];
-#pragma unroll
-        for (int n = 0; n < MANY_TILES; n++) {
-            now[n][0] = __ldg(keys + n * tile_pieces);
-            now[n][1] = __ldg(keys + n * tile_pieces + LANES);
-        }
 #pragma unroll 1
         for (int b = 0; b < a.n_block; b++) {
-            const int ahead = b + 1 < a.n_block ? b + 1 : b;
-#pragma unroll
-            for (int n = 0; n < MANY_TILES; n++) {
-                next[n][0] = __ldg(keys + n * tile_pieces + ahead * 2 * LANES);
-                next[n][1] = __ldg(keys + n * tile_pieces + ahead * 2 * LANES + LANES);
+            if (b + 1 < a.n_block) {
+                keys += 2 * LANES;
+            } else if (!is_last) {
+                keys = group + (tile + n_warp * MANY_TILES) * tile_pieces;
             }
+            uint4 next[MANY_TILES][2];
+            many_keys(next, keys, tile_pieces);
             add_block(sum, queries + b * 4 * LANES + lane, a.n_block * 4 * LANES, now);
 #pragma unroll
             for (int n = 0; n < MANY_TILES; n++) {

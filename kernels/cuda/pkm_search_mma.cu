@@ -42,10 +42,10 @@
  * are few: 1024 blocks draw 42 MB by all multiprocessors, 32 blocks of 32 rows 17 MB by a quarter of them. Of
  * 2·2048 keys the blocks of 1024 rows draw 268 MB in one round, some 50 us; of T = 16, which is all that has room where a
  * half is not cut in chunks, it was 537 MB in two, 141 us on an H200.
- * Registers on sm_90 and sm_100 (nvcc 13.0): few 114 and 116, of more than 512 keys 202 and 157; many and wide 94 to
- * 128; nothing is spilled, but on sm_100 by wide of 32 rows 36 bytes outside of its inner loop. Two blocks of 8 warps of
- * a multiprocessor at a time, one where a thread takes more than 128; T = 32 takes 99 KB of shared memory with
- * keys of 128 columns, wide 183, few 14. On an H200 1, 32, 256 and 1024 rows took 7.5, 12.5, 32 and 32 us. */
+ * Registers on sm_90 and sm_100 (nvcc 13.0): few 104 and 108, of more than 512 keys 202 and 157; many and wide 80 to
+ * 128; nothing is spilled. Two blocks of 8 warps of a multiprocessor at a time, one where a thread takes more than
+ * 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, wide 183, few 14. On an H200 1, 32, 256 and 1024
+ * rows took 7.5, 12.5, 32 and 32 us. */
 #include "kernels/cuda/pkm_search_mma.cuh"
 
 #include <string.h>
