@@ -35,7 +35,7 @@
 #ifndef KERNELS_CUDA_ATTENTION_DRAWN_CUH
 #define KERNELS_CUDA_ATTENTION_DRAWN_CUH
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_piece.cuh"
 
 namespace
 {
@@ -52,6 +52,7 @@ template <typename T, int lanes_, int pieces_> struct drawn_shape {
     static constexpr int stride = 32 / lanes;    /* from one to the next */
     static constexpr int turn = rows * stride;   /* positions */
     static constexpr int pages = turn > KV_PAGE ? turn / KV_PAGE : 1; /* of a turn */
+    static_assert(lanes % rows == 0, "columns_sum");
     static_assert(DRAWN_SPLIT % turn == 0 && (turn % KV_PAGE == 0 || KV_PAGE % turn == 0), "");
 };
 
@@ -59,102 +60,6 @@ template <typename T, int lanes_, int pieces_> struct drawn_shape {
 template <class S> __device__ __forceinline__ int drawn_column(int i, int lane)
 {
     return (i * S::lanes + lane % S::lanes) * S::group;
-}
-
-/* ---- pieces ---------------------------------------------------------------------------------- */
-
-/* 16 bytes of a position, of which n columns exist: whole ones have all or none. */
-template <bool is_whole, typename T>
-__device__ __forceinline__ uint4 piece_load(const T *from, int n)
-{
-    constexpr int group = 16 / sizeof(T);
-    uint4 piece = make_uint4(0, 0, 0, 0);
-    if constexpr (is_whole) {
-        piece = load_16_if(n > 0, from);
-    } else {
-        uint32_t word[4] = {};
-#pragma unroll
-        for (int i = 0; i < group; i++) {
-            if (i < n) {
-                const uint32_t bits = sizeof(T) == 2 ? static_cast<uint32_t>(from[i])
-                                                     : __float_as_uint(widen(from[i]));
-                word[i * sizeof(T) / 4] |= bits << (sizeof(T) == 2 ? i % 2 * 16 : 0);
-            }
-        }
-        piece = make_uint4(word[0], word[1], word[2], word[3]);
-    }
-    return piece;
-}
-
-template <bool is_whole> __device__ __forceinline__ void piece_store(float *to, uint4 piece, int n)
-{
-    const uint32_t word[4] = {piece.x, piece.y, piece.z, piece.w};
-    if (is_whole && n > 0) {
-        *reinterpret_cast<uint4 *>(to) = piece;
-    }
-#pragma unroll
-    for (int i = 0; i < 4 && !is_whole; i++) {
-        if (i < n) {
-            to[i] = __uint_as_float(word[i]);
-        }
-    }
-}
-
-template <bool is_whole>
-__device__ __forceinline__ void piece_store(uint16_t *to, uint4 piece, int n)
-{
-    const uint32_t word[4] = {piece.x, piece.y, piece.z, piece.w};
-    if (is_whole && n > 0) {
-        *reinterpret_cast<uint4 *>(to) = piece;
-    }
-#pragma unroll
-    for (int i = 0; i < 8 && !is_whole; i++) {
-        if (i < n) {
-            to[i] = static_cast<uint16_t>(word[i / 2] >> i % 2 * 16);
-        }
-    }
-}
-
-__device__ __forceinline__ void piece_widen(float (&to)[4], uint4 piece)
-{
-    to[0] = __uint_as_float(piece.x), to[1] = __uint_as_float(piece.y);
-    to[2] = __uint_as_float(piece.z), to[3] = __uint_as_float(piece.w);
-}
-
-__device__ __forceinline__ void piece_widen(float (&to)[8], uint4 piece)
-{
-    const float4 a = bf16_widen_four(make_uint2(piece.x, piece.y));
-    const float4 b = bf16_widen_four(make_uint2(piece.z, piece.w));
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-}
-
-/* As the cache has them. */
-__device__ __forceinline__ uint4 piece_of(const float (&from)[4])
-{
-    return make_uint4(__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
-                      __float_as_uint(from[3]));
-}
-
-__device__ __forceinline__ uint4 piece_of(const float (&from)[8])
-{
-    return make_uint4(bf16_pair(from[0], from[1]), bf16_pair(from[2], from[3]),
-                      bf16_pair(from[4], from[5]), bf16_pair(from[6], from[7]));
-}
-
-/* The columns of a piece, n of which exist, from F32. */
-template <bool is_whole, int group>
-__device__ __forceinline__ void floats_load(float (&to)[group], const float *from, int n)
-{
-#pragma unroll
-    for (int i = 0; i < group; i += 4) {
-        float four[4];
-        piece_widen(four, piece_load<is_whole>(from + i, n - i));
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            to[i + j] = four[j];
-        }
-    }
 }
 
 /* ---- a part ---------------------------------------------------------------------------------- */
@@ -185,6 +90,40 @@ template <class S> __device__ __forceinline__ float positions_sum(float value)
     return value;
 }
 
+/* Over the lanes of a position: dot[r] of each of a lane's positions, each halving the lanes that go on with one, so
+ * that none adds up what another does. The lane gets that of position row_of; in the order of a butterfly, and its bits. */
+template <class S> __device__ __forceinline__ float columns_sum(float (&dot)[S::rows])
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int n = S::rows;
+#pragma unroll
+    for (int step = S::lanes / 2; step > 0; step /= 2) {
+        if (n > 1) {
+            n /= 2;
+            const bool is_upper = (lane & step) != 0;
+#pragma unroll
+            for (int r = 0; r < S::rows / 2; r++) {
+                if (r < n) {
+                    const float kept = is_upper ? dot[r + n] : dot[r];
+                    const float given = is_upper ? dot[r] : dot[r + n];
+                    dot[r] = kept + __shfl_xor_sync(0xffffffffu, given, step);
+                }
+            }
+        } else {
+            dot[0] += __shfl_xor_sync(0xffffffffu, dot[0], step);
+        }
+    }
+    return dot[0];
+}
+
+/* Lanes that have the sum of a position, and which of a lane's positions that is. */
+template <class S> constexpr int LANES_OF_SUM = S::lanes / S::rows;
+
+template <class S> __device__ __forceinline__ int row_of(int lane)
+{
+    return lane % S::lanes / LANES_OF_SUM<S>;
+}
+
 /* The shares of a turn, of which the lane sees the positions before n_seen. */
 template <class S>
 __device__ __forceinline__ void
@@ -192,36 +131,34 @@ turn_scores(float (&e)[S::rows], struct drawn_sums<S> &m, const float (&q)[S::pi
             const uint4 (&k)[S::rows][S::pieces], int n_seen, float scale)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float max = m.max;
+    float dot[S::rows] = {};
 #pragma unroll
     for (int r = 0; r < S::rows; r++) {
-        float dot = 0;
 #pragma unroll
         for (int i = 0; i < S::pieces; i++) {
             float key[S::group];
             piece_widen(key, k[r][i]);
 #pragma unroll
             for (int c = 0; c < S::group; c++) {
-                dot = fmaf(q[i][c], key[c], dot);
+                dot[r] = fmaf(q[i][c], key[c], dot[r]);
             }
         }
-#pragma unroll
-        for (int step = S::lanes / 2; step > 0; step /= 2) {
-            dot += __shfl_xor_sync(0xffffffffu, dot, step);
-        }
-        e[r] = r * S::stride + lane / S::lanes < n_seen ? dot * scale : -INFINITY;
-        max = fmaxf(max, e[r]);
     }
+    const float sum_of_one = columns_sum<S>(dot);
+    const float score =
+        row_of<S>(lane) * S::stride + lane / S::lanes < n_seen ? sum_of_one * scale : -INFINITY;
+    float max = fmaxf(m.max, score);
 #pragma unroll
-    for (int step = S::lanes; step < 32; step *= 2) {
+    for (int step = 16; step >= LANES_OF_SUM<S>; step /= 2) {
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
     }
     const float base = exponent_base(max);
     const float old = expf(m.max - base);
+    const float share = expf(score - base);
     float sum = 0;
 #pragma unroll
     for (int r = 0; r < S::rows; r++) {
-        e[r] = expf(e[r] - base);
+        e[r] = __shfl_sync(0xffffffffu, share, lane / S::lanes * S::lanes + r * LANES_OF_SUM<S>);
         sum += e[r];
     }
     m.max = max;
