@@ -42,22 +42,20 @@ __device__ __forceinline__ void many_scores(uint32_t *ranks, const uint4 *querie
     const uint4 *const group = a.keys + (2 * head + chunk.half) * a.group_pieces +
                                static_cast<int64_t>(chunk.first / KEYS) * tile_pieces + lane;
     const int n_key_tile = chunk.n_padded / KEYS;
+    const int first = warp * MANY_TILES;
+    const int stride = n_warp * MANY_TILES;
     uint4 now[MANY_TILES][2]; /* a block's, of the warp's tiles one after the other */
-    if (warp * MANY_TILES < n_key_tile) {
-        many_keys(now, group + warp * MANY_TILES * tile_pieces, tile_pieces);
+    if (first < n_key_tile) {
+        many_keys(now, group + first * tile_pieces, tile_pieces);
     }
-    for (int tile = warp * MANY_TILES; tile < n_key_tile; tile += n_warp * MANY_TILES) {
+    for (int tile = first; tile < n_key_tile; tile += stride) {
         const uint4 *keys = group + tile * tile_pieces;
-        const bool is_last = tile + n_warp * MANY_TILES >= n_key_tile;
+        const int next_tile = tile + stride < n_key_tile ? tile + stride : tile;
         struct chains<n_tile, MANY_TILES> sum = {
         };
 #pragma unroll 1
         for (int b = 0; b < a.n_block; b++) {
-            if (b + 1 < a.n_block) {
-                keys += 2 * LANES;
-            } else if (!is_last) {
-                keys = group + (tile + n_warp * MANY_TILES) * tile_pieces;
-            }
+            keys = b + 1 < a.n_block ? keys + 2 * LANES : group + next_tile * tile_pieces;
             uint4 next[MANY_TILES][2];
             many_keys(next, keys, tile_pieces);
             add_block(sum, queries + b * 4 * LANES + lane, a.n_block * 4 * LANES, now);
