@@ -279,7 +279,7 @@ def test_whoever_leaves_before_a_long_body_is_read_costs_nothing():
     body = head("/score", json.dumps({"text": "word " * 1000000}).encode())
     with Server("--body-threads", "1") as s, s.connect() as slow:
         slow.sendall(head("/tokenize", json.dumps({"content": "a" * 1500000}).encode()))
-        eventually(lambda: s.metric("long_bodies_unread") == 1, "the thread is busy")
+        eventually(lambda: s.metric("request_body_wait_seconds_count") == 1, "the thread is busy")
         left = [s.connect() for _ in range(8)]
         for c in left:
             c.sendall(body)
@@ -306,7 +306,7 @@ def test_of_long_bodies_the_shorter_is_read_first():
     with Server("--body-threads", "1") as s:
         first, second, third = (s.connect() for _ in range(3))
         first.sendall(head("/tokenize", SLOW))
-        eventually(lambda: s.metric("long_bodies_unread") == 1, "the first is read")
+        eventually(lambda: s.metric("request_body_wait_seconds_count") == 1, "the first is read")
         second.sendall(head("/tokenize", SLOW))
         eventually(lambda: s.metric("long_bodies_unread") == 2, "the second waits")
         third.sendall(head("/tokenize", json.dumps({"content": "a " * 40000}).encode()))
@@ -338,7 +338,7 @@ def test_a_body_that_is_late_is_not_read():
     with Server("--body-threads", "1") as s:
         first, second = s.connect(), s.connect()
         first.sendall(head("/tokenize", SLOW))
-        eventually(lambda: s.metric("long_bodies_unread") == 1, "the first is read")
+        eventually(lambda: s.metric("request_body_wait_seconds_count") == 1, "the first is read")
         second.sendall(head("/score", late))
         status, headers, body = read_answer(second)
         assert status == 504 and json.loads(body)["error"]["code"] == "queue_timeout"

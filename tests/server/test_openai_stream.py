@@ -89,13 +89,14 @@ def test_errors_before_the_first_token_keep_their_status(server):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/generate_stream"])
 def test_silent_stream_sends_comments_also_before_the_first_token(path):
-    """It waits behind another request, whose client leaves when two comments have come."""
-    with Server("--max-seqs", "1", "--ping-s", "0.05") as s:
+    """It waits behind another request, whose client leaves when two comments have come. The reference is slow anywhere."""
+    with Server("--max-seqs", "1", "--ping-s", "0.05", "--device", "ref") as s:
         blocker = s.connect()
         blocker.sendall(head("/generate", json.dumps(
-            {"prompt": [[300] * 100] * 60, "max_tokens": 400, "ignore_eos": True}).encode()))
+            {"prompt": [[300] * 100], "max_tokens": 400, "ignore_eos": True}).encode()))
         eventually(lambda: s.metric("num_requests_running") == 1, "the other request runs")
-        body = {"inputs": PROMPT} if path == "/generate_stream" else {"prompt": PROMPT, "stream": True}
+        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}} if path == "/generate_stream" else {
+            "prompt": PROMPT, "max_tokens": 2, "stream": True}
         answer = s.post(path, body, stream=True)
         assert answer.status_code == 200
         text = ""
