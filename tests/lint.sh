@@ -106,6 +106,9 @@ for file in kernels/ref/*.c; do
     [ -f "kernels/cpu/simd/$stem.c" ] || echo "kernels/cpu/simd/$stem.c"
 done | finding "an op of kernels/ref without a file of its name"
 
+grep -nE 'MHD_quiesce_daemon *\(|json_loadb *\(' "${product[@]}" /dev/null | grep -v '^models/json_file\.c:' |
+    finding "it may end the process: http_refuse_connections (server/net/http.c), json_read (models/json_file.h)"
+
 grep -nE 'CHECK\((false|0)\)' "${product[@]}" /dev/null | finding "a place that only a bug reaches: UNREACHABLE()"
 
 # shellcheck disable=SC2126 # the count is not wanted

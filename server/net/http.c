@@ -9,10 +9,12 @@
 #include "server/net/listen.h"
 #include "server/net/http_inside.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 /* ---- the body ------------------------------------------------------------------------------ */
@@ -340,7 +342,7 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
         return err_set(err, ERR_MEMORY, "no memory for the HTTP server");
     }
     h->config = *config;
-    h->listen_fd = -1;
+    h->listen_fd = h->silent_fd = -1;
     budget_open(&h->budget, config->max_buffered_bytes, http_end);
     CHECK(pthread_mutex_init(&h->listen_mutex, NULL) == 0);
     const struct watch_config watch = {.n_conn = config->max_connections + HTTP_SURPLUS,
@@ -356,6 +358,9 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
     enum err_code code = listen_reserve_files(watch.n_conn + config->n_more_files, err);
     if (code == ERR_OK) {
         code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
+    }
+    if (code == ERR_OK && (h->silent_fd = eventfd(0, EFD_CLOEXEC)) < 0) {
+        code = err_set(err, ERR_IO, "no descriptor for the end of listening: %s", strerror(errno));
     }
     if (code == ERR_OK) {
         code = watch_open(&h->watch, &watch, err);
@@ -409,9 +414,10 @@ void http_refuse_connections(struct http *http)
     pthread_mutex_lock(&http->listen_mutex);
     if (!http->refuses) {
         http->refuses = true;
-        (void)MHD_quiesce_daemon(http->daemon);
-        /* Ends the listening; the descriptor lives on, since the library's threads may be using it. */
-        (void)shutdown(http->listen_fd, SHUT_RDWR);
+        /* Closes the socket. The library keeps its descriptor, at which no connection comes any more; stopped, it
+         * closes that. MHD_quiesce_daemon would end the process where a thread of the library stops listening in the
+         * same moment (0.9.75: its second removal from an epoll set fails, which it takes for a bug). */
+        CHECK(dup3(http->silent_fd, http->listen_fd, O_CLOEXEC) == http->listen_fd);
     }
     pthread_mutex_unlock(&http->listen_mutex);
 }
@@ -435,12 +441,14 @@ int http_stop(struct http *http, int64_t deadline_us)
         while (watch_hang_up(http->watch) > 0) {
             (void)usleep(5000);
         }
-        MHD_stop_daemon(http->daemon);
+        MHD_stop_daemon(http->daemon); /* closes listen_fd */
+    } else if (http->listen_fd >= 0) {
+        (void)close(http->listen_fd);
     }
     worker_close(http->worker);
     watch_close(http->watch);
-    if (http->listen_fd >= 0) {
-        (void)close(http->listen_fd);
+    if (http->silent_fd >= 0) {
+        (void)close(http->silent_fd);
     }
     budget_close(&http->budget);
     const int n_cut = atomic_load(&http->n_cut);
