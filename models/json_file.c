@@ -3,15 +3,99 @@
 #include "models/file.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* The text that the thread is reading. jansson does not look at every result of malloc, so the first NULL ends the
+ * reading by a jump out of it. */
+static _Thread_local struct {
+    bool is_on;
+    jmp_buf end;
+    void **taken; /* Owner: the pieces of memory that jansson took, [n_taken] of room */
+    size_t n_taken, room;
+    void *
+        returned; /* those of them that it has freed, each with the address of the next: free when all is read */
+} reading;
+
+static void *reading_malloc(size_t bytes)
+{
+    void *const memory = malloc(bytes < sizeof(void *) ? sizeof(void *) : bytes);
+    if (!reading.is_on) {
+        return memory;
+    }
+    if (memory != NULL && reading.n_taken == reading.room) {
+        const size_t room = reading.room == 0 ? 64 : 2 * reading.room;
+        void **const more = realloc(reading.taken, room * sizeof *more);
+        if (more == NULL) {
+            free(memory);
+            longjmp(reading.end, 1);
+        }
+        reading.taken = more;
+        reading.room = room;
+    }
+    if (memory == NULL) {
+        longjmp(reading.end, 1);
+    }
+    reading.taken[reading.n_taken++] = memory;
+    return memory;
+}
+
+static void reading_free(void *memory)
+{
+    if (!reading.is_on || memory == NULL) {
+        free(memory);
+        return;
+    }
+    memcpy(memory, &reading.returned, sizeof reading.returned);
+    reading.returned = memory;
+}
+
+static void reading_set_up(void)
+{
+    json_set_alloc_funcs(reading_malloc, reading_free);
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+json_t *json_read(const char *text, size_t bytes, size_t flags, json_error_t *fault,
+                  bool *no_memory)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    CHECK(pthread_once(&once, reading_set_up) == 0);
+    json_t *volatile root = NULL;
+    memset(fault, 0, sizeof *fault); /* jansson may leave it alone */
+    reading.is_on = true;
+    *no_memory = setjmp(reading.end) != 0;
+    if (!*no_memory) {
+        root = json_loadb(text, bytes, flags, fault);
+        for (void *memory = reading.returned, *next; memory != NULL; memory = next) {
+            memcpy(&next, memory, sizeof next);
+            free(memory);
+        }
+    } else {
+        for (size_t i = 0; i < reading.n_taken; i++) {
+            free(reading.taken[i]);
+        }
+    }
+    free(reading.taken);
+    memset(&reading, 0, sizeof reading);
+    return root;
+}
 
 enum err_code json_file_parse(json_t **root, const char *text, size_t bytes, const char *path,
                               struct err *err)
 {
     json_error_t fault;
-    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
+    bool no_memory = false;
+    *root = json_read(text, bytes, JSON_REJECT_DUPLICATES, &fault, &no_memory);
+    if (no_memory) {
+        return err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
+    }
     if (*root == NULL) {
         return err_set(err, ERR_FORMAT, "%s: not valid JSON at line %d, column %d: %s", path,
                        fault.line, fault.column, fault.text);

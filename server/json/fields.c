@@ -1,6 +1,8 @@
 /* Strict reading of request bodies: see fields.h. */
 #include "server/json/fields.h"
 
+#include "models/json_file.h"
+
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,10 +31,6 @@ static bool fields_parse_error(const json_error_t *from, const char *body, size_
                              "column %d)",
                              from->text, from->line, from->column);
     }
-    /* jansson leaves its error alone when it has no memory for a list or an object. */
-    if (why == json_error_out_of_memory || from->text[0] == '\0') {
-        return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body");
-    }
     const bool quotes =
         body[0] == '{' && memchr(body, '\'', bytes) != NULL && memchr(body, '"', bytes) == NULL;
     return api_error_set(
@@ -50,10 +48,14 @@ bool fields_open(struct fields *fields, const char *body, size_t bytes, struct a
     }
     const size_t strict = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
     json_error_t why;
-    fields->object = json_loadb(body, bytes, strict, &why);
+    bool no_memory = false;
+    fields->object = json_read(body, bytes, strict, &why, &no_memory);
     if (fields->object == NULL && json_error_code(&why) == json_error_numeric_overflow) {
         /* An integer above 63 bits becomes a real, and the field's own check names it. */
-        fields->object = json_loadb(body, bytes, strict | JSON_DECODE_INT_AS_REAL, &why);
+        fields->object = json_read(body, bytes, strict | JSON_DECODE_INT_AS_REAL, &why, &no_memory);
+    }
+    if (no_memory) {
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body");
     }
     if (fields->object == NULL) {
         return fields_parse_error(&why, body, bytes, error);

@@ -247,6 +247,53 @@ static void test_names_without_end_stay_within_the_header(void **state)
     text_free(&body);
 }
 
+/* ---- without memory ------------------------------------------------------------------------ */
+
+static int n_left; /* how many times memory is given */
+static json_malloc_t theirs;
+static json_free_t their_free;
+
+static void *give(size_t bytes)
+{
+    return theirs(n_left-- > 0 ? bytes : SIZE_MAX / 2);
+}
+
+/* More than there is shall be refused, as without the sanitizer. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+/* Whichever piece of memory is missing, the body is not called wrong, whatever was wrong with the one before. */
+static void test_no_memory_is_no_fault_of_the_body(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"a\":[1,{\"b\":-2.5}],\"c\":true}",
+        "{\"a long name of a field\":\"a text that grows, and grows\\u0000\"}",
+        "{\"u\":[18446744073709551615,1e3]}"};
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        bool is_open = false;
+        for (int n = 0; !is_open; n++) {
+            static const char wrong[] = "[1e999]";
+            struct api_error error = {0};
+            struct fields fields;
+            assert_false(fields_open(&fields, wrong, sizeof wrong - 1, &error));
+            fields_close(&fields);
+            error = (struct api_error){0};
+            n_left = n;
+            json_get_alloc_funcs(&theirs, &their_free);
+            json_set_alloc_funcs(give, their_free);
+            is_open = fields_open(&fields, bodies[i], strlen(bodies[i]), &error);
+            json_set_alloc_funcs(theirs, their_free);
+            fields_close(&fields);
+            assert_true(n < 1000);
+            assert_string_equal(is_open ? "" : error.code, is_open ? "" : "out_of_memory");
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_u64_has_all_its_bits),
         cmocka_unit_test(test_unknown_names_are_collected_or_refused),
         cmocka_unit_test(test_names_without_end_stay_within_the_header),
+        cmocka_unit_test(test_no_memory_is_no_fault_of_the_body),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
