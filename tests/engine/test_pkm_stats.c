@@ -106,6 +106,37 @@ static void signed_weights_are_undefined(void **state)
     assert_int_equal(stats.top99_u, 3);
 }
 
+/* Of few look-ups, whose statistics cost nothing for the slots without one; and of many. */
+static void look_ups_have_the_bits_of_their_sums(void **state)
+{
+    (void)state;
+    enum { N_SLOT = 500, N_LOOKUP = 1200 };
+    static int32_t slots[N_LOOKUP];
+    static float weights[N_LOOKUP];
+    uint32_t random = 1;
+    for (int i = 0; i < N_LOOKUP; i++) {
+        random = random * 1664525 + 1013904223;
+        slots[i] = (int32_t)((random >> 8) % 97 * ((random >> 16) % 6) % N_SLOT);
+        weights[i] = i % 7 == 0 ? 0 : (float)(random >> 8) / (1 << 24);
+    }
+    static const int64_t lookups[] = {0, 1, 2, 50, N_SLOT - 1, N_SLOT, N_LOOKUP};
+    for (size_t k = 0; k < sizeof lookups / sizeof *lookups; k++) {
+        double weight[N_SLOT] = {0};
+        uint32_t count[N_SLOT] = {0};
+        for (int64_t i = 0; i < lookups[k]; i++) {
+            weight[slots[i]] += (double)weights[i];
+            count[slots[i]]++;
+        }
+        const struct pkm_trace sums = {.lookups = lookups[k], .weight = weight, .count = count};
+        const struct pkm_trace each = {.lookups = lookups[k], .slots = slots, .weights = weights};
+        struct pkm_stats expected;
+        struct pkm_stats got;
+        assert_int_equal(pkm_stats_of(&sums, N_SLOT, &expected, NULL), ERR_OK);
+        assert_int_equal(pkm_stats_of(&each, N_SLOT, &got, NULL), ERR_OK);
+        assert_memory_equal(&got, &expected, sizeof got);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -114,6 +145,7 @@ int main(void)
         cmocka_unit_test(one_slot_alone_is_log_s_away),
         cmocka_unit_test(nothing_looked_up_is_undefined),
         cmocka_unit_test(signed_weights_are_undefined),
+        cmocka_unit_test(look_ups_have_the_bits_of_their_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
