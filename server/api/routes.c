@@ -454,7 +454,7 @@ static void routes_unknown(struct exchange *x)
 
 /* How long the request may take, without parsing its JSON: for a request that has waited for a
  * thread to read it. If timeout_ms occurs several times, the longest counts; in a text the quotes
- * would be escaped. */
+ * would be escaped. What is not written in digits alone, or is 0, is left to whoever reads the body. */
 static int64_t routes_patience_ms(const struct server *server, const struct exchange *x)
 {
     static const char name[] = "\"timeout_ms\"";
@@ -464,14 +464,15 @@ static int64_t routes_patience_ms(const struct server *server, const struct exch
     while (at != NULL && (at = memmem(at, (size_t)(end - at), name, sizeof name - 1)) != NULL) {
         at += sizeof name - 1;
         const char *digit = at;
-        while (digit < end && (*digit == ':' || *digit == ' ' || *digit == '\t' || *digit == '\n' ||
-                               *digit == '\r')) {
+        while (digit < end && strchr(": \t\n\r", *digit) != NULL && *digit != '\0') {
             digit++;
         }
-        int64_t ms = -1;
+        int64_t ms = 0;
         for (; digit < end && *digit >= '0' && *digit <= '9' && ms < INT32_MAX; digit++) {
-            ms = (ms > 0 ? ms * 10 : 0) + (*digit - '0');
+            ms = ms * 10 + (*digit - '0');
         }
+        const bool is_plain = ms > 0 && (digit == end || strchr(".eE", *digit) == NULL);
+        ms = is_plain ? ms : INT64_MAX;
         longest = ms > longest ? ms : longest;
     }
     return longest >= 0 ? longest : server->options->timeout_ms;

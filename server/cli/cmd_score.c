@@ -172,7 +172,7 @@ static void slots_name(char *name, size_t bytes, const struct scoring *it, const
                        int text, int memory)
 {
     const struct model_info *const info = it->ce.limits.info;
-    char of_text[12] = "";
+    char of_text[16] = "";
     char of_shape[12] = "";
     bool alike = true;
     for (int m = 1; m < info->n_memory; m++) {

@@ -346,6 +346,19 @@ def test_a_body_that_is_late_is_not_read():
         first.close()
 
 
+def test_the_time_of_a_long_body_is_read_as_that_of_a_short_one():
+    text = json.dumps("a " * 40000)
+    with Server("--body-threads", "1", "--max-queue-tokens", "1000000") as s:
+        error_of(s.post("/score", b'{"timeout_ms": 0, "text": %s}' % text.encode()), 400, "invalid_value", "timeout_ms")
+        before = s.metric("request_body_wait_seconds_count")
+        with s.connect() as first, s.connect() as second:
+            first.sendall(head("/tokenize", json.dumps({"content": "a" * 300000}).encode()))
+            eventually(lambda: s.metric("request_body_wait_seconds_count") == before + 1, "the first is read")
+            second.sendall(head("/tokenize", b'{"timeout_ms": 1e5, "content": %s}' % text.encode()))
+            assert read_answer(second)[0] == 200
+            assert read_answer(first)[0] == 200
+
+
 def test_the_time_of_a_request_runs_from_its_head_on(server):
     body = json.dumps({"prompt": "A", "max_tokens": 1, "timeout_ms": 500}).encode()
     with server.connect() as c:
