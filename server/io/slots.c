@@ -192,18 +192,11 @@ static void put_array(struct text *out, const char *name, const struct item *ite
 struct slot_sum {
     int memory;
     int32_t slot;
-    int64_t n; /* reads; before they are summed: the order of the look-ups */
+    int64_t n; /* reads */
     double weight;
 };
 
-static int by_slot(const void *a, const void *b)
-{
-    const struct slot_sum *const x = a;
-    const struct slot_sum *const y = b;
-    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot)
-                              : (x->n > y->n) - (x->n < y->n);
-}
-
+/* Which comes first in the answer. */
 static int by_weight(const void *a, const void *b)
 {
     const struct slot_sum *const x = a;
@@ -213,66 +206,137 @@ static int by_weight(const void *a, const void *b)
                                     : (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-/* Adds up one memory's look-ups first .. first+n-1 by slot, into sum [n]. Returns how many slots
- * there are. */
-static int64_t sum_slots(struct slot_sum *sum, const struct pkm_trace *trace, int memory,
-                         int64_t first, int64_t n)
+/* The first of all sums so far: a heap whose root comes last. */
+struct slots_top {
+    struct slot_sum *sum; /* Owner: [max] */
+    int n, max;
+};
+
+static void top_swap(struct slots_top *top, int i, int j)
 {
-    for (int64_t i = 0; i < n; i++) {
-        sum[i] = (struct slot_sum){memory, trace->slots[first + i], i,
-                                   (double)trace->weights[first + i]};
+    const struct slot_sum sum = top->sum[i];
+    top->sum[i] = top->sum[j];
+    top->sum[j] = sum;
+}
+
+static void top_add(struct slots_top *top, struct slot_sum sum)
+{
+    struct slot_sum *const heap = top->sum;
+    if (top->n < top->max) {
+        int i = top->n++;
+        heap[i] = sum;
+        for (; i > 0 && by_weight(&heap[i], &heap[(i - 1) / 2]) > 0; i = (i - 1) / 2) {
+            top_swap(top, i, (i - 1) / 2);
+        }
+        return;
     }
-    if (n > 0) {
-        qsort(sum, (size_t)n, sizeof *sum, by_slot);
+    if (by_weight(&sum, &heap[0]) > 0) {
+        return;
     }
-    int64_t n_sum = 0;
+    heap[0] = sum;
+    for (int i = 0, last; 2 * i + 1 < top->n; i = last) {
+        const int left = 2 * i + 1;
+        const int right = left + 1 < top->n ? left + 1 : left;
+        last = by_weight(&heap[left], &heap[right]) > 0 ? left : right;
+        if (by_weight(&heap[last], &heap[i]) < 0) {
+            break;
+        }
+        top_swap(top, i, last);
+    }
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a;
+    const uint64_t y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The sums of n look-ups of a memory, fewer than it has slots. false: no memory. */
+static bool top_of_few(struct slots_top *top, const int32_t *slots, const float *weights, int64_t n,
+                       int memory)
+{
+    uint64_t *const key = malloc((size_t)n * sizeof *key);
+    if (key == NULL) {
+        return n == 0;
+    }
     for (int64_t i = 0; i < n; i++) {
-        if (n_sum > 0 && sum[n_sum - 1].slot == sum[i].slot) {
-            sum[n_sum - 1].n++;
-            sum[n_sum - 1].weight += sum[i].weight;
-        } else {
-            sum[n_sum] = sum[i];
-            sum[n_sum++].n = 1;
+        key[i] = (uint64_t)slots[i] << 32 | (uint64_t)i; /* there are fewer slots than 2^31 */
+    }
+    qsort(key, (size_t)n, sizeof *key, by_key);
+    struct slot_sum sum = {.memory = memory};
+    for (int64_t i = 0; i < n; i++) {
+        sum.slot = (int32_t)(key[i] >> 32);
+        sum.weight += (double)weights[key[i] & UINT32_MAX]; /* as the look-ups came */
+        sum.n++;
+        if (i == n - 1 || key[i + 1] >> 32 != key[i] >> 32) {
+            top_add(top, sum);
+            sum = (struct slot_sum){.memory = memory};
         }
     }
-    return n_sum;
+    free(key);
+    return true;
+}
+
+/* The same of any number. */
+static bool top_of_many(struct slots_top *top, const int32_t *slots, const float *weights,
+                        int64_t n, int memory, int64_t n_slot)
+{
+    struct {
+        double weight;
+        int64_t n;
+    } *const sum = calloc((size_t)n_slot, sizeof *sum);
+    if (sum == NULL) {
+        return false;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        sum[slots[i]].weight += (double)weights[i];
+        sum[slots[i]].n++;
+    }
+    for (int64_t slot = 0; slot < n_slot; slot++) {
+        if (sum[slot].n > 0) {
+            top_add(top, (struct slot_sum){memory, (int32_t)slot, sum[slot].n, sum[slot].weight});
+        }
+    }
+    free(sum);
+    return true;
 }
 
 static bool put_top(struct text *out, const struct item *item, const struct block *block,
-                    const struct model_info *info, int top, struct api_error *error)
+                    const struct model_info *info, int max, struct api_error *error)
 {
-    int64_t n_all = 0;
-    for (int i = 0; i < block->n; i++) {
-        const struct pkm_shape *const shape = &info->memory[block->memory[i]].shape;
-        n_all += (block->end - block->first) * shape->n_head * shape->k_top;
+    struct slots_top top = {.max = max, .sum = malloc((size_t)max * sizeof *top.sum)};
+    bool ok = top.sum != NULL;
+    for (int i = 0; ok && i < block->n; i++) {
+        const int m = block->memory[i];
+        const struct pkm_trace *const trace = &item->trace[m];
+        const int64_t n_hit = (int64_t)info->memory[m].shape.n_head * info->memory[m].shape.k_top;
+        const int64_t first = block->first * n_hit;
+        const int64_t n = (block->end - block->first) * n_hit;
+        const int64_t n_slot = info->memory[m].n_slot;
+        ok = n < n_slot
+                 ? top_of_few(&top, trace->slots + first, trace->weights + first, n, m)
+                 : top_of_many(&top, trace->slots + first, trace->weights + first, n, m, n_slot);
     }
-    struct slot_sum *const sum = malloc((size_t)(n_all > 0 ? n_all : 1) * sizeof *sum);
-    if (sum == NULL) {
+    if (!ok) {
+        free(top.sum);
         return api_error_set(error, 500, "out_of_memory", "memory",
                              "no memory for the slots' sums");
     }
-    int64_t n = 0;
-    for (int i = 0; i < block->n; i++) {
-        const int m = block->memory[i];
-        const int64_t n_hit = (int64_t)info->memory[m].shape.n_head * info->memory[m].shape.k_top;
-        n += sum_slots(sum + n, &item->trace[m], m, block->first * n_hit,
-                       (block->end - block->first) * n_hit);
-    }
-    if (n > 0) {
-        qsort(sum, (size_t)n, sizeof *sum, by_weight);
-    }
+    qsort(top.sum, (size_t)top.n, sizeof *top.sum, by_weight);
     json_key(out, "top");
     json_open(out, '[');
-    for (int64_t i = 0; i < n && i < top; i++) {
+    for (int i = 0; i < top.n; i++) {
+        const struct slot_sum *const sum = &top.sum[i];
         json_open(out, '[');
-        json_put_int(out, sum[i].memory);
-        json_put_int(out, sum[i].slot);
-        json_put_int(out, sum[i].n);
-        json_put_double(out, sum[i].weight);
+        json_put_int(out, sum->memory);
+        json_put_int(out, sum->slot);
+        json_put_int(out, sum->n);
+        json_put_double(out, sum->weight);
         json_close(out, ']');
     }
     json_close(out, ']');
-    free(sum);
+    free(top.sum);
     return true;
 }
 

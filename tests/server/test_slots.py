@@ -66,6 +66,20 @@ def test_the_same_as_tokens(server, path, body):
     assert near([[sums[slot][1] for slot in best]], [[row[3] for row in top["top"]]])
 
 
+@pytest.mark.parametrize("n, top", [(300, 4096), (700, 4096), (700, 1)])
+def test_the_slots_read_most_of_fewer_look_ups_than_slots_and_of_more(server, n, top):
+    body = {"tokens": [5 + 7 * i * i % 900 for i in range(n)], "memory": "slots"}
+    whole, = server.ok("/score", body)["results"][0]["memory"]["slots"]
+    rows, weights = arrays(whole)
+    sums = {}
+    for slot, weight in zip(sum(rows, []), sum(weights, [])):
+        reads, total = sums.get(slot, (0, 0.0))
+        sums[slot] = (reads + 1, total + weight)
+    best = sorted(sums, key=lambda slot: (-sums[slot][1], slot))[:top]
+    got, = server.ok("/score", {**body, "memory_slots": {"top": top}})["results"][0]["memory"]["slots"]
+    assert got["top"] == [[0, slot, *sums[slot]] for slot in best]
+
+
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_a_stream_tells_each_position_once(server, path):
     body = {"model": "demo", **BODY, "n": 2, "seed": 3, "temperature": 1, "memory": "slots"}
