@@ -322,8 +322,12 @@ bool generate_write_items(struct text *out, const struct generate_job *job, int 
 {
     out->comma = *item > 0; /* the items are a list */
     bool ok = true;
-    while (ok && *item < job->request->n_item && out->n < enough) {
+    int64_t n_lookup = 0;
+    while (ok && *item < job->request->n_item && out->n < enough &&
+           n_lookup < ANSWER_PIECE_LOOKUPS) {
         ok = job->dialect->write(out, job, *item, limits, meta, error);
+        n_lookup +=
+            enough == SIZE_MAX ? 0 : answer_lookups(&job->request->item[*item], limits->info);
         ++*item;
     }
     return ok;

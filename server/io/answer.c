@@ -404,6 +404,15 @@ static void answer_pkm_stats(struct text *out, const struct pkm_stats *stats)
     json_field_int(out, "mem_top99_u", stats->top99_u);
 }
 
+int64_t answer_lookups(const struct item *item, const struct model_info *info)
+{
+    int64_t n = 0;
+    for (int m = 0; item->trace != NULL && m < info->n_memory; m++) {
+        n += item->trace[m].lookups;
+    }
+    return n;
+}
+
 bool answer_memory(struct text *out, const struct request *request, const struct item *item,
                    const struct model_info *info, enum input_memory memory,
                    const struct slots_wish *slots, int64_t from, struct api_error *error)

@@ -357,10 +357,14 @@ bool score_write_piece(struct score_writer *writer, struct text *out, size_t eno
     } else if (!writer->open) {
         out->comma = writer->list_comma;
     }
-    while (writer->result < job->inputs.n && out->n < enough) {
+    int64_t n_lookup = 0;
+    while (writer->result < job->inputs.n && out->n < enough && n_lookup < ANSWER_PIECE_LOOKUPS) {
+        const struct item *const item = score_item(job, writer->result);
         if (!score_writer_next(writer, out, enough, error)) {
             return false;
         }
+        n_lookup +=
+            enough == SIZE_MAX || writer->open ? 0 : answer_lookups(item, writer->limits->info);
     }
     writer->list_comma = out->comma;
     *done = writer->result == job->inputs.n;

@@ -37,6 +37,20 @@ def test_ids_come_in_pieces(server):
     assert [[p["id"], p["piece"]] for p in pairs] == [list(p) for p in zip(strings["tokens"], strings["token_strs"])]
 
 
+@pytest.mark.parametrize("path, results, few, many", [
+    ("/score", "results", {"text": ["The cat " * 40] * 2}, {"text": ["The cat " * 220] * 20}),
+    ("/generate", "choices", {"prompt": ["The cat " * 40] * 2, "max_tokens": 1, "temperature": 0},
+     {"prompt": ["The cat " * 220] * 20, "max_tokens": 1, "temperature": 0})])
+def test_figures_of_many_look_ups_come_in_pieces(server, path, results, few, many):
+    """Counting them takes a thread longer than writing them."""
+    assert len(post(server, path, {**few, "memory": "summary"}, False)[results]) == 2
+    post(server, path, many, False)
+    got = post(server, path, {**many, "memory": "summary"}, True)[results]
+    assert [result["index"] for result in got] == list(range(20))
+    assert all(result["memory"] == got[0]["memory"] for result in got)
+    assert sum(result["memory"]["layers"][0]["lookups"] for result in got) > 1 << 20
+
+
 def test_a_list_comes_in_pieces_without_a_gap(server):
     text = WORDS * (N // 8)
     entries = post(server, "/tokenize", {"inputs": text}, True)
