@@ -182,14 +182,42 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
  * runs already, since it has had a turn, and what it lacks may only be what is kept for others. */
 static bool lets_others_pass(struct job *job)
 {
-    job->lacks_pages = true;
+    job->lacks_pages = job->lacked_pages = true;
     return job->n_running > 0 || job->n_passed < PLAN_PASS_MAX;
+}
+
+/* The job whose sequence is tried for the next place; NULL: none may take it. Fills running->wait. */
+static struct job *next_job(struct engine *engine, struct plan_running *running, bool traces)
+{
+    struct job *job[2];
+    for (int c = 0; c < 2; c++) {
+        job[c] = queue_pick(&engine->queue, running, (enum priority)c, traces);
+        running->wait[c] = job[c] != NULL;
+    }
+    struct job *const passed = queue_pick_passed(&engine->queue, running);
+    const int priority = plan_class(running);
+    return passed != NULL ? passed : priority >= 0 ? job[priority] : NULL;
+}
+
+/* Whether there is memory for traces, as far as one knows: not before the job has its own that has waited longest. Bytes
+ * that it lacks go to *lacking. */
+static bool has_traces(struct engine *engine, struct job *job, size_t *lacking)
+{
+    if (job == NULL || request_take_traces(job->request, model_info(engine->model))) {
+        if (job != NULL) {
+            job->lacks_traces = false;
+        }
+        return true;
+    }
+    job->lacks_traces = true;
+    *lacking = job->request->trace_bytes;
+    return false;
 }
 
 static void admit(struct engine *engine, int64_t now_us)
 {
-    bool traces = true; /* so far there was memory for all of their traces */
     size_t trace_wait_bytes = 0;
+    bool traces = has_traces(engine, queue_trace_waiter(&engine->queue), &trace_wait_bytes);
     queue_try_pages(&engine->queue);
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
@@ -200,27 +228,22 @@ static void admit(struct engine *engine, int64_t now_us)
             running.n_bulk += bulk;
             running.n_interactive += !bulk;
         }
-        struct job *job[2];
-        for (int c = 0; c < 2; c++) {
-            job[c] = queue_pick(&engine->queue, &running, (enum priority)c, traces);
-            running.wait[c] = job[c] != NULL;
-        }
-        const int priority = plan_class(&running);
-        if (priority < 0) {
+        struct job *const job = next_job(engine, &running, traces);
+        if (job == NULL) {
             break;
         }
-        if (!request_take_traces(job[priority]->request, model_info(engine->model))) {
-            traces = false; /* it goes first when others release theirs; requests without go on */
-            trace_wait_bytes = job[priority]->request->trace_bytes;
+        if (!has_traces(engine, job, &trace_wait_bytes)) {
+            traces = false; /* requests without go on */
             continue;
         }
-        if (!admit_sequence(engine, job[priority], now_us)) {
-            if (lets_others_pass(job[priority])) {
+        const bool interactive = job->request->priority == PRIORITY_INTERACTIVE;
+        if (!admit_sequence(engine, job, now_us)) {
+            if (lets_others_pass(job)) {
                 continue;
             }
             break;
         }
-        const bool waits = priority == PRIORITY_INTERACTIVE && running.wait[PRIORITY_BULK];
+        const bool waits = interactive && running.wait[PRIORITY_BULK];
         engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
     }
     atomic_store_explicit(&engine->stats.kv_pages_used, kvpages_n_held(&engine->pages),

@@ -324,6 +324,37 @@ struct job *queue_pick(struct queue *queue, const struct plan_running *running,
     return best;
 }
 
+struct job *queue_pick_passed(struct queue *queue, const struct plan_running *running)
+{
+    struct job *passed = NULL;
+    CHECK(pthread_mutex_lock(&queue->mutex) == 0);
+    for (int prio = 1; prio >= 0; prio--) {
+        for (struct job *job = queue->head[prio]; job != NULL; job = job->next) {
+            const struct plan_job plan = plan_job_of(job);
+            const int most = passed != NULL ? passed->n_passed : PLAN_PASS_MAX - 1;
+            if (!job->lacks_pages && job->n_passed > most &&
+                plan_may_take(running, (enum priority)prio, &plan)) {
+                passed = job;
+            }
+        }
+    }
+    CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
+    return passed;
+}
+
+struct job *queue_trace_waiter(struct queue *queue)
+{
+    struct job *waiter = NULL;
+    CHECK(pthread_mutex_lock(&queue->mutex) == 0);
+    for (int prio = 0; prio < 2; prio++) {
+        for (struct job *job = queue->head[prio]; job != NULL && waiter == NULL; job = job->next) {
+            waiter = job->lacks_traces ? job : NULL;
+        }
+    }
+    CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
+    return waiter;
+}
+
 void queue_try_pages(struct queue *queue)
 {
     CHECK(pthread_mutex_lock(&queue->mutex) == 0);
@@ -341,10 +372,11 @@ void queue_admitted(struct queue *queue, struct job *job, int64_t n_position)
     CHECK(job->queued);
     for (int prio = 0; prio < 2; prio++) {
         for (struct job *other = queue->head[prio]; other != NULL; other = other->next) {
-            other->n_passed += other->lacks_pages;
+            other->n_passed += other->lacked_pages;
         }
     }
     job->n_passed = 0;
+    job->lacked_pages = false;
     detach(queue, job);
     append(queue, job);
     count_positions(queue, job, -(n_position < job->n_position ? n_position : job->n_position));

@@ -45,9 +45,12 @@ struct job {
     int64_t next_window; /* of that item */
     int n_running;       /* sequences running */
     int group;           /* as in struct client, if the client is unknown */
-    bool lacks_pages;    /* its next sequence lacks pages, as the cache is now */
-    int n_passed;        /* sequences admitted meanwhile */
-    bool dirty;          /* something was published since the last wake */
+    bool
+        lacks_traces; /* there was no memory for its traces; nobody else's are given any before it */
+    bool lacks_pages;  /* its next sequence lacks pages, as the cache is now */
+    bool lacked_pages; /* or has lacked them in an earlier turn */
+    int n_passed;      /* sequences admitted since it first did */
+    bool dirty;        /* something was published since the last wake */
     struct job *dirty_next;
     struct job *prev, *next;
 };
@@ -111,10 +114,15 @@ bool queue_is_empty(struct queue *queue);
  * traces have no memory yet. */
 struct job *queue_pick(struct queue *queue, const struct plan_running *running,
                        enum priority priority, bool traces);
+/* Of the requests that PLAN_PASS_MAX sequences have passed for want of pages and that may take the next place, the one
+ * that most have passed, of the same number a bulk one: it is tried before all others. NULL if there is none. */
+struct job *queue_pick_passed(struct queue *queue, const struct plan_running *running);
+/* The request whose traces found no memory, NULL if there is none. */
+struct job *queue_trace_waiter(struct queue *queue);
 /* Pages may have become free: the requests that lack pages are tried again. */
 void queue_try_pages(struct queue *queue);
 /* A sequence of n_position positions was admitted: the job moves to the end of its class, and those
- * that lack pages were passed. */
+ * that have lacked pages were passed. */
 void queue_admitted(struct queue *queue, struct job *job, int64_t n_position);
 /* A sequence of the job has ended. */
 void queue_ended(struct job *job);

@@ -426,7 +426,7 @@ static void many_requests_of_a_key_hold_up_nobody(void **state)
 
 /* A text that lacks pages does not hold up those that fit, until it was passed often enough; then the
  * pages that become free are its own. */
-static void who_lacks_pages_holds_up_nobody(void **state)
+static void passed_for_want_of_pages(void **state, enum priority priority)
 {
     enum { N = PLAN_PASS_MAX + 8 };
     struct engine_options options = harness_options(harness_dir);
@@ -437,6 +437,7 @@ static void who_lacks_pages_holds_up_nobody(void **state)
     struct request *const first = harness_generation(1, 75);
     struct request *const large = harness_generation(1, 75);
     struct request *small[N];
+    large->priority = priority;
     harness_item(engine, first, 0, 1, 5);
     harness_item(engine, large, 0, 2, 5);
     harness_submit(engine, first, &waiter); /* takes 5 of 8 pages */
@@ -453,7 +454,8 @@ static void who_lacks_pages_holds_up_nobody(void **state)
     for (int i = 0; i < N; i++) {
         n_done += state_of(small[i]) == FINISH_LENGTH;
     }
-    assert_in_range(n_done, PLAN_PASS_MAX, PLAN_PASS_MAX + 2); /* three at a time */
+    /* Three at a time; those that pass a bulk one in its first turn do so before it has lacked pages. */
+    assert_in_range(n_done, PLAN_PASS_MAX, PLAN_PASS_MAX + (priority == PRIORITY_BULK ? 5 : 2));
     assert_true(state_of(first) == FINISH_NONE && atomic_load(&large->start_us) == 0);
     gate_allow(&gate, 160);
     waiter_wait(&waiter, large);
@@ -469,6 +471,17 @@ static void who_lacks_pages_holds_up_nobody(void **state)
     request_release(large);
     gate_allow(&gate, -1);
     engine_close(engine);
+}
+
+static void who_lacks_pages_holds_up_nobody(void **state)
+{
+    passed_for_want_of_pages(state, PRIORITY_INTERACTIVE);
+}
+
+/* Interactive sequences come first, and count although they do. */
+static void bulk_that_lacks_pages_is_passed_no_more_often(void **state)
+{
+    passed_for_want_of_pages(state, PRIORITY_BULK);
 }
 
 /* Traces wait for memory; requests without them, and cancelled ones, do not. */
@@ -512,6 +525,60 @@ static void traces_wait_for_memory(void **state)
     request_release(large);
     for (int i = 1; i < 4; i++) {
         request_release(request[i]);
+    }
+    engine_close(engine);
+}
+
+/* Whoever lacks memory for traces gets what others give back, also a bulk request with many, to which interactive
+ * ones with few come. */
+static void the_first_that_lacks_traces_gets_them_first(void **state)
+{
+    struct engine_options options = harness_options(harness_dir);
+    options.memory_trace_bytes = 8192; /* two small ones, or the large one */
+    struct waiter waiter;
+    struct engine *const engine = harness_open_as(state, &options);
+    waiter_begin(&waiter);
+    struct request *small[4];
+    struct request *without[2];
+    struct request *const large = harness_score(6, 90, 90);
+    large->trace_memory = true;
+    large->priority = PRIORITY_BULK;
+    for (int i = 0; i < 6; i++) {
+        harness_item(engine, large, i, 50 + i, 20);
+    }
+    assert_in_range(large->trace_bytes, 4097, 8192); /* memory is given in blocks of 4096 */
+    for (int i = 0; i < 2; i++) {
+        without[i] = harness_score(1, 90, 90);
+        harness_item(engine, without[i], 0, 60 + i, 20);
+    }
+    for (int i = 0; i < 4; i++) {
+        small[i] = harness_score(1, 90, 90);
+        small[i]->trace_memory = true;
+        harness_item(engine, small[i], 0, i, 20);
+    }
+    for (int i = 0; i < 2; i++) {
+        harness_submit(engine, small[i], &waiter);
+        waiter_wait(&waiter, small[i]);
+    }
+    harness_submit(engine, large, &waiter);
+    harness_submit(engine, without[0], &waiter);
+    waiter_wait(&waiter, without[0]); /* so a turn has tried the large one */
+    harness_submit(engine, small[2], &waiter);
+    harness_submit(engine, small[3], &waiter);
+    request_release(small[0]); /* its answer was read */
+    harness_submit(engine, without[1], &waiter);
+    waiter_wait(&waiter, without[1]);
+    assert_true(atomic_load(&small[2]->start_us) == 0 && atomic_load(&large->start_us) == 0);
+    request_release(small[1]);
+    waiter_wait(&waiter, large);
+    assert_int_equal(state_of(large), FINISH_LENGTH);
+    assert_true(atomic_load(&small[2]->start_us) == 0);
+    request_release(large);
+    for (int i = 2; i < 4; i++) {
+        waiter_wait(&waiter, small[i]);
+        assert_int_equal(state_of(small[i]), FINISH_LENGTH);
+        request_release(small[i]);
+        request_release(without[i - 2]);
     }
     engine_close(engine);
 }
@@ -894,6 +961,8 @@ int main(void)
         HARNESS_EACH(many_samples_hold_up_nobody),
         HARNESS_BOTH(many_requests_of_a_key_hold_up_nobody),
         HARNESS_EACH(who_lacks_pages_holds_up_nobody),
+        HARNESS_EACH(bulk_that_lacks_pages_is_passed_no_more_often),
+        HARNESS_EACH(the_first_that_lacks_traces_gets_them_first),
         HARNESS_EACH(traces_wait_for_memory),
         HARNESS_EACH(the_queue_counts_positions),
         HARNESS_EACH(wakes_once_per_request_and_step),
