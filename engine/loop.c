@@ -341,7 +341,7 @@ static bool turn(struct engine *engine)
     }
     keep_drain_rate(engine, busy_us);
     const bool empty = queue_is_empty(&engine->queue);
-    if (!stepped && !empty && drain_us == 0) {
+    if (!stepped && !empty) {
         queue_pause(&engine->queue, PAUSE_MS);
     }
     if (engine->n_active == 0 && engine->ahead == NULL && empty && !uploads) {
