@@ -256,9 +256,9 @@ static int by_key(const void *a, const void *b)
 static bool top_of_few(struct slots_top *top, const int32_t *slots, const float *weights, int64_t n,
                        int memory)
 {
-    uint64_t *const key = malloc((size_t)n * sizeof *key);
+    uint64_t *const key = malloc((size_t)(n + 1) * sizeof *key);
     if (key == NULL) {
-        return n == 0;
+        return false;
     }
     for (int64_t i = 0; i < n; i++) {
         key[i] = (uint64_t)slots[i] << 32 | (uint64_t)i; /* there are fewer slots than 2^31 */
