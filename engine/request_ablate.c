@@ -1,16 +1,22 @@
 /* A request's knock-out list: see request_ablate.h. */
 #include "engine/request_ablate.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Merges two sorted runs, the first before the second where they are equal: the order of overlapping
- * entries is that of the request. */
+/* Of entries that overlap the smaller first: their order in the request says nothing. */
+static bool precedes(const struct step_ablate *a, const struct step_ablate *b)
+{
+    return step_ablate_precedes(a, b) || (!step_ablate_precedes(b, a) && a->scale < b->scale);
+}
+
+/* Merges two sorted runs. */
 static void merge(struct step_ablate *to, const struct step_ablate *a, int n_a,
                   const struct step_ablate *b, int n_b)
 {
     while (n_a > 0 || n_b > 0) {
-        const bool takes_b = n_a == 0 || (n_b > 0 && step_ablate_precedes(b, a));
+        const bool takes_b = n_a == 0 || (n_b > 0 && precedes(b, a));
         *to++ = takes_b ? *b++ : *a++;
         n_a -= !takes_b;
         n_b -= takes_b;
@@ -68,10 +74,15 @@ enum err_code request_ablate_make(struct request_ablate *ablate, struct step_abl
     }
     int n_kept = 0;
     for (int i = 0; i < n;) {
-        struct step_ablate one = entry[i++];
+        struct step_ablate one = entry[i];
+        double product = 1; /* times 2^exponent: many factors neither overflow nor vanish */
+        int exponent = 0;
         for (; i < n && !step_ablate_precedes(&one, &entry[i]); i++) {
-            one.scale *= entry[i].scale;
+            int shift = 0;
+            product = frexp(product * (double)entry[i].scale, &shift);
+            exponent += shift;
         }
+        one.scale = (float)ldexp(product, exponent);
         if (!(one.scale <= ABLATE_PRODUCT_MAX)) {
             return err_set(err, ERR_ARGUMENT,
                            "entries of ablate that overlap multiply to %g in memory %d, the limit "

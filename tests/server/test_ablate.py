@@ -22,9 +22,14 @@ def test_it_changes_what_it_names_and_nothing_else(server):
     heads = [{"memory": 0, "head": h} for h in range(4)]
     assert scored(server, ablate=heads) == off  # all heads are the memory
     for nothing in ([], None, [{"memory": 0, "scale": 1}], [{"memory": 0, "slots": []}],
-                    [{"memory": 0, "scale": 0.5}, {"memory": 0, "scale": 2}]):
+                    [{"memory": 0, "scale": 0.5}, {"memory": 0, "scale": 2}],
+                    [{"memory": 0, "scale": 0.25}] * 100 + [{"memory": 0, "scale": 4}] * 100,
+                    [{"memory": 0, "scale": 4}] * 100 + [{"memory": 0, "scale": 0.25}] * 100):
         assert scored(server, ablate=nothing) == plain
     assert scored(server, ablate=[{"memory": 0, "head": None, "scale": 0.0}]) == off
+    assert scored(server, ablate=[{"memory": 0, "scale": 4}] * 64 + [{"memory": 0, "scale": 0}]) == off
+    assert scored(server, ablate=[{"memory": 0, "scale": s} for s in (0.1, 0.2, 0.9)]) == \
+        scored(server, ablate=[{"memory": 0, "scale": s} for s in (0.9, 0.1, 0.2)])
     assert scored(server) == plain
 
 
