@@ -132,6 +132,13 @@ static enum err_code take_rows(struct overlay_rows *out, int64_t n,
     if (code == ERR_OK && scale != NULL) {
         code = check_numbers(scale, err);
     }
+    for (int64_t i = 0; code == ERR_OK && scale != NULL && i < n; i++) {
+        if (!isfinite(element(scale, i) * 128)) { /* of an I8 number the most is -128 */
+            code = err_set(err, ERR_NUMERICAL,
+                           "%s: tensor %s is %g at index %lld: 128 times that is infinite",
+                           scale->path, scale->name, (double)element(scale, i), (long long)i);
+        }
+    }
     if (code == ERR_OK) {
         out->rows = tensors_view(rows, n, rows->dim[1]);
         out->scale = scale == NULL ? NULL : (const float *)(const void *)scale->data;

@@ -74,6 +74,14 @@ static void test_refuses_by_name(void **state)
         {PLAIN, {3, 16}, 1, 24, "slot 16 does not exist: memory 0 has 16"},
         {PLAIN, {3, 4}, NAN, 24, "memories.0.rows is NaN at index 0"},
         {PLAIN, {3, 4}, INFINITY, 24, "memories.0.rows is infinite at index 0"},
+        {"{" META("add") "," SLOTS("2") "," ROWS("0.rows.scale", "F32", "[2]",
+                                                 "16") ","
+                                                       "\"memories.0.rows\":{\"dtype\":\"I8\","
+                                                       "\"shape\":[2,2],\"data_offsets\":[16,20]}}",
+         {3, 4},
+         3e38f,
+         20,
+         "memories.0.rows.scale is 3e+38 at index 0: 128 times that is infinite"},
         {PLAIN, {3, 4}, 1, 20, "truncated or damaged"},
         {"{" META("mix") "," SLOTS("2") "," ROWS("0.rows", "F32", "[2,2]", "24") "}",
          {3, 4},
