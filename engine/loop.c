@@ -237,13 +237,15 @@ static void admit(struct engine *engine, int64_t now_us)
             continue;
         }
         const bool interactive = job->request->priority == PRIORITY_INTERACTIVE;
+        /* Also if its traces are why it is left out now: else it would not come to its turn. */
+        const bool bulk_waits = queue_pick(&engine->queue, &running, PRIORITY_BULK, true) != NULL;
         if (!admit_sequence(engine, job, now_us)) {
             if (lets_others_pass(job)) {
                 continue;
             }
             break;
         }
-        const bool waits = interactive && running.wait[PRIORITY_BULK];
+        const bool waits = interactive && bulk_waits;
         engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
     }
     atomic_store_explicit(&engine->stats.kv_pages_used, kvpages_n_held(&engine->pages),

@@ -583,6 +583,54 @@ static void the_first_that_lacks_traces_gets_them_first(void **state)
     engine_close(engine);
 }
 
+/* An interactive request whose traces lack memory hides bulk ones that have traces, too. What is admitted
+ * meanwhile counts, so that a bulk one has its turn to be tried, and gets what becomes free. */
+static void bulk_with_traces_has_its_turn(void **state)
+{
+    enum { N = PLAN_BULK_SHARE - 1 };
+    struct engine_options options = harness_options(harness_dir);
+    options.memory_trace_bytes = 4096; /* one request's */
+    struct waiter waiter;
+    struct engine *const engine = harness_open_as(state, &options);
+    waiter_begin(&waiter);
+    struct request *traced[3];
+    struct request *const bulk = harness_score(1, 90, 90);
+    bulk->trace_memory = true;
+    bulk->priority = PRIORITY_BULK;
+    harness_item(engine, bulk, 0, 50, 20);
+    for (int i = 0; i < 3; i++) {
+        traced[i] = harness_score(1, 90, 90);
+        traced[i]->trace_memory = true;
+        harness_item(engine, traced[i], 0, i, 20);
+    }
+    harness_submit(engine, traced[0], &waiter);
+    waiter_wait(&waiter, traced[0]);
+    harness_submit(engine, traced[1], &waiter);
+    harness_submit(engine, bulk, &waiter);
+    for (int i = 0; i < N + 2; i++) {
+        if (i == N) { /* the bulk one's turn */
+            harness_submit(engine, traced[2], &waiter);
+            request_release(traced[0]); /* its answer was read */
+            waiter_wait(&waiter, traced[1]);
+            request_release(traced[1]);
+        }
+        struct request *const without = harness_score(1, 90, 90);
+        harness_item(engine, without, 0, 60 + i, 20);
+        harness_submit(engine, without, &waiter);
+        waiter_wait(&waiter, without);
+        request_release(without);
+    }
+    /* The last one was admitted in a turn that began after the release. */
+    assert_true(atomic_load(&bulk->start_us) != 0 && atomic_load(&traced[2]->start_us) == 0);
+    waiter_wait(&waiter, bulk);
+    assert_int_equal(state_of(bulk), FINISH_LENGTH);
+    request_release(bulk);
+    waiter_wait(&waiter, traced[2]);
+    assert_int_equal(state_of(traced[2]), FINISH_LENGTH);
+    request_release(traced[2]);
+    engine_close(engine);
+}
+
 /* Of a text the queue counts what its windows compute, and less with each window that has begun. */
 static void the_queue_counts_positions(void **state)
 {
@@ -963,6 +1011,7 @@ int main(void)
         HARNESS_EACH(who_lacks_pages_holds_up_nobody),
         HARNESS_EACH(bulk_that_lacks_pages_is_passed_no_more_often),
         HARNESS_EACH(the_first_that_lacks_traces_gets_them_first),
+        HARNESS_EACH(bulk_with_traces_has_its_turn),
         HARNESS_EACH(traces_wait_for_memory),
         HARNESS_EACH(the_queue_counts_positions),
         HARNESS_EACH(wakes_once_per_request_and_step),
