@@ -199,25 +199,19 @@ static struct job *next_job(struct engine *engine, struct plan_running *running,
     return passed != NULL ? passed : priority >= 0 ? job[priority] : NULL;
 }
 
-/* Whether there is memory for traces, as far as one knows: not before the job has its own that has waited longest. Bytes
- * that it lacks go to *lacking. */
+/* The job has memory for its traces, or gets it. If not, nobody else does before; what it lacks goes to *lacking. */
 static bool has_traces(struct engine *engine, struct job *job, size_t *lacking)
 {
-    if (job == NULL || request_take_traces(job->request, model_info(engine->model))) {
-        if (job != NULL) {
-            job->lacks_traces = false;
-        }
-        return true;
-    }
-    job->lacks_traces = true;
-    *lacking = job->request->trace_bytes;
-    return false;
+    job->lacks_traces = !request_take_traces(job->request, model_info(engine->model));
+    *lacking = job->lacks_traces ? job->request->trace_bytes : *lacking;
+    return !job->lacks_traces;
 }
 
 static void admit(struct engine *engine, int64_t now_us)
 {
     size_t trace_wait_bytes = 0;
-    bool traces = has_traces(engine, queue_trace_waiter(&engine->queue), &trace_wait_bytes);
+    struct job *const waiter = queue_trace_waiter(&engine->queue);
+    bool traces = waiter == NULL || has_traces(engine, waiter, &trace_wait_bytes);
     queue_try_pages(&engine->queue);
     for (;;) {
         struct plan_running running = {.n_max = engine->options.max_seqs,
@@ -236,16 +230,15 @@ static void admit(struct engine *engine, int64_t now_us)
             traces = false; /* requests without go on */
             continue;
         }
-        const bool interactive = job->request->priority == PRIORITY_INTERACTIVE;
         /* Also if its traces are why it is left out now: else it would not come to its turn. */
-        const bool bulk_waits = queue_pick(&engine->queue, &running, PRIORITY_BULK, true) != NULL;
+        const bool waits = job->request->priority == PRIORITY_INTERACTIVE &&
+                           queue_pick(&engine->queue, &running, PRIORITY_BULK, true) != NULL;
         if (!admit_sequence(engine, job, now_us)) {
             if (lets_others_pass(job)) {
                 continue;
             }
             break;
         }
-        const bool waits = interactive && bulk_waits;
         engine->n_in_a_row = waits ? engine->n_in_a_row + 1 : 0;
     }
     atomic_store_explicit(&engine->stats.kv_pages_used, kvpages_n_held(&engine->pages),

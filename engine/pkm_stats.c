@@ -98,59 +98,93 @@ static int compare_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* For a trace of fewer look-ups than there are slots: time and memory by the look-ups, not by the table. */
-static enum err_code stats_of_few(const struct pkm_trace *trace, int64_t n_slot,
-                                  struct pkm_stats *stats, struct err *err)
+/* For fewer look-ups than slots. */
+static enum err_code sums_of_few(const int32_t *slots, const float *weights, int64_t n,
+                                 pkm_sum_fn *fn, void *ctx, struct err *err)
 {
-    const size_t n_lookup = (size_t)trace->lookups;
-    uint64_t *const key = malloc((n_lookup + 1) * (sizeof *key + 2 * sizeof(double)));
+    uint64_t *const key = malloc((size_t)(n + 1) * sizeof *key);
     if (key == NULL) {
-        return err_set(err, ERR_MEMORY, "no memory for the statistics of %zu look-ups", n_lookup);
+        return err_set(err, ERR_MEMORY, "no memory for the sums of %lld look-ups", (long long)n);
     }
-    double *const weight = (double *)(key + n_lookup);
-    double *const count = weight + n_lookup;
-    for (size_t i = 0; i < n_lookup; i++) {
-        key[i] = (uint64_t)trace->slots[i] << 32 | i; /* there are fewer slots than 2^31 */
+    for (int64_t i = 0; i < n; i++) {
+        key[i] = (uint64_t)slots[i] << 32 | (uint64_t)i; /* there are fewer slots than 2^31 */
     }
-    qsort(key, n_lookup, sizeof *key, compare_key);
-    int64_t n = 0;
-    for (size_t i = 0; i < n_lookup; i++) {
-        if (i == 0 || key[i] >> 32 != key[i - 1] >> 32) {
-            weight[n] = count[n] = 0;
-            n++;
+    qsort(key, (size_t)n, sizeof *key, compare_key);
+    double weight = 0;
+    for (int64_t i = 0, first = 0; i < n; i++) {
+        weight += (double)weights[key[i] & UINT32_MAX];
+        if (i == n - 1 || key[i + 1] >> 32 != key[i] >> 32) {
+            fn(ctx, (int32_t)(key[i] >> 32), i + 1 - first, weight);
+            first = i + 1;
+            weight = 0;
         }
-        weight[n - 1] += (double)trace->weights[key[i] & UINT32_MAX]; /* as the look-ups came */
-        count[n - 1] += 1;
     }
-    stats_of(weight, count, n, n_slot, stats);
     free(key);
     return ERR_OK;
+}
+
+enum err_code pkm_sums(const int32_t *slots, const float *weights, int64_t n, int64_t n_slot,
+                       pkm_sum_fn *fn, void *ctx, struct err *err)
+{
+    if (n < n_slot) {
+        return sums_of_few(slots, weights, n, fn, ctx, err);
+    }
+    struct {
+        double weight;
+        int64_t n;
+    } *const sum = calloc((size_t)n_slot, sizeof *sum);
+    if (sum == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for the sums of %lld slots", (long long)n_slot);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        sum[slots[i]].weight += (double)weights[i];
+        sum[slots[i]].n++;
+    }
+    for (int64_t slot = 0; slot < n_slot; slot++) {
+        if (sum[slot].n > 0) {
+            fn(ctx, (int32_t)slot, sum[slot].n, sum[slot].weight);
+        }
+    }
+    free(sum);
+    return ERR_OK;
+}
+
+/* Sums of the slots that were looked up. */
+struct stats_sums {
+    double *weight, *count;
+    int64_t n;
+};
+
+static void add_sum(void *ctx, int32_t slot, int64_t n, double weight)
+{
+    (void)slot;
+    struct stats_sums *const sums = ctx;
+    sums->weight[sums->n] = weight;
+    sums->count[sums->n++] = (double)n;
 }
 
 enum err_code pkm_stats_of(const struct pkm_trace *trace, int64_t n_slot, struct pkm_stats *stats,
                            struct err *err)
 {
     CHECK(n_slot > 0);
-    if (trace->count == NULL && trace->lookups < n_slot) {
-        const enum err_code code = stats_of_few(trace, n_slot, stats, err);
-        stats->lookups = trace->lookups;
-        return code;
-    }
-    double *const sums = calloc(2 * (size_t)n_slot, sizeof *sums);
+    const bool is_summed = trace->count != NULL;
+    const int64_t n_max = is_summed || trace->lookups > n_slot ? n_slot : trace->lookups;
+    double *const sums = malloc(2 * (size_t)(n_max + 1) * sizeof *sums);
     if (sums == NULL) {
         return err_set(err, ERR_MEMORY, "no memory for the statistics of %lld slots",
-                       (long long)n_slot);
+                       (long long)n_max);
     }
-    for (int64_t i = 0; trace->count != NULL && i < n_slot; i++) {
-        sums[i] = trace->weight[i];
-        sums[n_slot + i] = trace->count[i];
+    struct stats_sums used = {.weight = sums, .count = sums + n_max};
+    for (int64_t i = 0; is_summed && i < n_slot; i++) {
+        add_sum(&used, (int32_t)i, trace->count[i], trace->weight[i]);
     }
-    for (int64_t i = 0; trace->count == NULL && i < trace->lookups; i++) {
-        sums[trace->slots[i]] += (double)trace->weights[i]; /* in the order of the look-ups */
-        sums[n_slot + trace->slots[i]] += 1;
+    const enum err_code code = is_summed ? ERR_OK
+                                         : pkm_sums(trace->slots, trace->weights, trace->lookups,
+                                                    n_slot, add_sum, &used, err);
+    if (code == ERR_OK) {
+        stats_of(used.weight, used.count, used.n, n_slot, stats);
+        stats->lookups = trace->lookups;
     }
-    pkm_stats_of_sums(sums, sums + n_slot, n_slot, stats);
-    stats->lookups = trace->lookups;
     free(sums);
-    return ERR_OK;
+    return code;
 }

@@ -4,6 +4,7 @@
  * the same shape, [position][memory][head][k], little-endian, in base64. */
 #include "server/io/slots.h"
 
+#include "engine/pkm_stats.h"
 #include "engine/scoring.h"
 #include "server/json/json.h"
 
@@ -210,6 +211,7 @@ static int by_weight(const void *a, const void *b)
 struct slots_top {
     struct slot_sum *sum; /* Owner: [max] */
     int n, max;
+    int memory; /* whose slots are added now */
 };
 
 static void top_swap(struct slots_top *top, int i, int j)
@@ -219,8 +221,10 @@ static void top_swap(struct slots_top *top, int i, int j)
     top->sum[j] = sum;
 }
 
-static void top_add(struct slots_top *top, struct slot_sum sum)
+static void top_add(void *ctx, int32_t slot, int64_t n, double weight)
 {
+    struct slots_top *const top = ctx;
+    const struct slot_sum sum = {top->memory, slot, n, weight};
     struct slot_sum *const heap = top->sum;
     if (top->n < top->max) {
         int i = top->n++;
@@ -245,63 +249,6 @@ static void top_add(struct slots_top *top, struct slot_sum sum)
     }
 }
 
-static int by_key(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a;
-    const uint64_t y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* The sums of n look-ups of a memory, fewer than it has slots. false: no memory. */
-static bool top_of_few(struct slots_top *top, const int32_t *slots, const float *weights, int64_t n,
-                       int memory)
-{
-    uint64_t *const key = malloc((size_t)(n + 1) * sizeof *key);
-    if (key == NULL) {
-        return false;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        key[i] = (uint64_t)slots[i] << 32 | (uint64_t)i; /* there are fewer slots than 2^31 */
-    }
-    qsort(key, (size_t)n, sizeof *key, by_key);
-    struct slot_sum sum = {.memory = memory};
-    for (int64_t i = 0; i < n; i++) {
-        sum.slot = (int32_t)(key[i] >> 32);
-        sum.weight += (double)weights[key[i] & UINT32_MAX]; /* as the look-ups came */
-        sum.n++;
-        if (i == n - 1 || key[i + 1] >> 32 != key[i] >> 32) {
-            top_add(top, sum);
-            sum = (struct slot_sum){.memory = memory};
-        }
-    }
-    free(key);
-    return true;
-}
-
-/* The same of any number. */
-static bool top_of_many(struct slots_top *top, const int32_t *slots, const float *weights,
-                        int64_t n, int memory, int64_t n_slot)
-{
-    struct {
-        double weight;
-        int64_t n;
-    } *const sum = calloc((size_t)n_slot, sizeof *sum);
-    if (sum == NULL) {
-        return false;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        sum[slots[i]].weight += (double)weights[i];
-        sum[slots[i]].n++;
-    }
-    for (int64_t slot = 0; slot < n_slot; slot++) {
-        if (sum[slot].n > 0) {
-            top_add(top, (struct slot_sum){memory, (int32_t)slot, sum[slot].n, sum[slot].weight});
-        }
-    }
-    free(sum);
-    return true;
-}
-
 static bool put_top(struct text *out, const struct item *item, const struct block *block,
                     const struct model_info *info, int max, struct api_error *error)
 {
@@ -313,10 +260,9 @@ static bool put_top(struct text *out, const struct item *item, const struct bloc
         const int64_t n_hit = (int64_t)info->memory[m].shape.n_head * info->memory[m].shape.k_top;
         const int64_t first = block->first * n_hit;
         const int64_t n = (block->end - block->first) * n_hit;
-        const int64_t n_slot = info->memory[m].n_slot;
-        ok = n < n_slot
-                 ? top_of_few(&top, trace->slots + first, trace->weights + first, n, m)
-                 : top_of_many(&top, trace->slots + first, trace->weights + first, n, m, n_slot);
+        top.memory = m;
+        ok = pkm_sums(trace->slots + first, trace->weights + first, n, info->memory[m].n_slot,
+                      top_add, &top, NULL) == ERR_OK;
     }
     if (!ok) {
         free(top.sum);
