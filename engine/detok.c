@@ -58,6 +58,7 @@ static size_t push_bytes(struct detok *detok, const char *bytes, size_t n_byte, 
         }
         n = c.status == UTF8_CHAR ? put(out, out_max, n, head, width)
                                   : put(out, out_max, n, replacement, 3);
+        detok->n_before += width <= n_held;
         if (width >= n_held) {
             at += width - n_held;
             detok->n_held = 0;
@@ -73,6 +74,7 @@ size_t detok_push(struct detok *detok, int32_t id, char *out, size_t out_max)
 {
     const struct tokenizer *const t = detok->tokenizer;
     CHECK(out_max >= t->bytes_max + 16 && id >= 0 && id < t->n_piece);
+    detok->n_before = 0;
     const struct piece *const piece = &t->piece[id];
     const char *bytes = piece->bytes;
     size_t n_byte = piece->n_byte;

@@ -78,6 +78,8 @@ struct detok {
     bool show_control; /* control tokens are spelled out, not left out; set it after detok_begin */
     unsigned char held[4];
     int n_held;
+    int n_before; /* characters that the last push gave out and that end before its own first byte:
+                   * U+FFFD for bytes that were held and that this token proved wrong */
 };
 
 /* at_start: true when the ids decode a text from its beginning; false for a continuation of text

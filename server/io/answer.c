@@ -298,8 +298,8 @@ int64_t answer_walk_next(struct answer_walk *walk, int64_t i, int32_t id)
         return -1;
     }
     if (input->text == NULL) {
-        const int64_t offset = walk->n_char;
         const size_t n = detok_push(&walk->detok, id, walk->buffer, walk->buffer_max);
+        const int64_t offset = walk->n_char + walk->detok.n_before;
         walk->n_char += text_count_chars(walk->buffer, n);
         return offset;
     }

@@ -105,7 +105,7 @@ int64_t text_stream_push(struct text_stream *gen, enum finish state, int n_out, 
     const struct item *const item = gen->item;
     const struct sampling *const sampling = &gen->request->sampling;
     const int i = gen->n_token++;
-    const int64_t offset = gen->tokenizer != NULL ? gen->n_char : -1;
+    int64_t offset = gen->tokenizer != NULL ? gen->n_char : -1;
     const bool stops = state == FINISH_STOP && item->stop_id >= 0 && i + 1 == n_out;
     gen->n_fresh = 0;
     if (gen->tokenizer == NULL || (stops && !sampling->include_stop)) {
@@ -113,6 +113,7 @@ int64_t text_stream_push(struct text_stream *gen, enum finish state, int n_out, 
     }
     const size_t n = detok_push(&gen->detok, item->out_id[i], gen->buffer, gen->buffer_max);
     gen->n_fresh = n;
+    offset += gen->detok.n_before;
     gen->n_char += text_count_chars(gen->buffer, n);
     text_add(&gen->held, gen->buffer, n);
     if (gen->held.failed) {

@@ -322,6 +322,27 @@ static void holds_back_unfinished_characters_only(void **state)
     assert_int_equal(detok_end(&detok, out, sizeof out), 0);
 }
 
+/* What a token proves wrong stands before it; a character that it completes does not. */
+static void tells_apart_what_ends_before_a_token(void **state)
+{
+    (void)state;
+    char out[1024];
+    struct detok detok;
+    detok_begin(&detok, tok, false);
+    assert_int_equal(detok_push(&detok, byte_id(0xe2), out, sizeof out), 0);
+    assert_int_equal(detok_push(&detok, byte_id(0x82), out, sizeof out), 0);
+    assert_int_equal(detok_push(&detok, byte_id(0xac), out, sizeof out), 3);
+    assert_int_equal(detok.n_before, 0);
+    assert_int_equal(detok_push(&detok, byte_id(0xe2), out, sizeof out), 0);
+    assert_int_equal(detok_push(&detok, byte_id(0x82), out, sizeof out), 0);
+    assert_int_equal(detok_push(&detok, byte_id(0xc3), out, sizeof out), 6);
+    assert_int_equal(detok.n_before, 2);
+    assert_int_equal(detok_push(&detok, byte_id('a'), out, sizeof out), 4);
+    assert_int_equal(detok.n_before, 1);
+    assert_int_equal(detok_push(&detok, byte_id('a'), out, sizeof out), 1);
+    assert_int_equal(detok.n_before, 0);
+}
+
 /* ---- bad input ---- */
 
 static void invalid_utf8_is_refused(void **state)
@@ -471,6 +492,7 @@ int main(void)
         cmocka_unit_test(streams_of_random_ids_equal_whole_decoding),
         cmocka_unit_test(broken_characters_become_replacements),
         cmocka_unit_test(holds_back_unfinished_characters_only),
+        cmocka_unit_test(tells_apart_what_ends_before_a_token),
         cmocka_unit_test(invalid_utf8_is_refused),
         cmocka_unit_test(files_that_do_not_fit_are_refused),
         cmocka_unit_test(an_unknown_piece_behind_the_words_is_refused_in_text),

@@ -192,3 +192,23 @@ def test_every_text_has_bytes(stream_server):
     got = stream_server.ok("/tokenize", {"prompt": text})["tokens"]
     assert bytes(got) == text.encode()
     assert stream_server.ok("/detokenize", {"tokens": got})["prompt"] == text
+
+
+def test_a_token_behind_half_a_character_has_the_offset_behind_its_replacement(stream_server):
+    """The bytes E2 82 turn out to be no character only when the blank follows them."""
+    ids = [97, 0xe2, 0x82, 32, 97]
+    due = [0, 1, 1, 3, 4]  # the second of the two may still become one character with the first
+    legacy = stream_server.ok("/v1/completions", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0})
+    choice = legacy["choices"][0]
+    assert choice["text"] == "a\ufffd\ufffd a" and choice["logprobs"]["text_offset"] == due
+    own = stream_server.ok("/generate", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0})
+    assert [t["offset"] for t in own["choices"][0]["logprobs"]] == due
+    score = stream_server.ok("/score", {"tokens": ids, "logprobs": 0})["results"][0]
+    assert [t["offset"] for t in score["tokens"]] == due
+    # Each byte E2 that is drawn shows that the one before it began no character.
+    body = {"prompt": "a", "max_tokens": 4, "allowed_token_ids": [0xe2], "logprobs": 0}
+    drawn = stream_server.ok("/generate", body)["choices"][0]
+    assert drawn["text"] == "\ufffd" * 4
+    assert [t["offset"] for t in drawn["logprobs"]] == [0, 1, 2, 3]
+    streamed = events(stream_server.post("/generate", {**body, "stream": True}).text)
+    assert [e["token"]["offset"] for e in streamed if e.get("token")] == [0, 1, 2, 3]
