@@ -116,6 +116,9 @@ static enum MHD_Result http_send(struct http_exchange *hx, bool stream)
 {
     struct exchange *const x = &hx->x;
     struct MHD_Response *response = NULL;
+    if (x->status == 499) { /* the client has left: there is nobody to answer */
+        return MHD_NO;
+    }
     if (stream) {
         response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, HTTP_BLOCK_BYTES,
                                                      http_read_stream, hx, NULL);
@@ -289,6 +292,9 @@ static void http_connection(void *cls, struct MHD_Connection *mhd, void **socket
         const union MHD_ConnectionInfo *const info =
             MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
         *socket_context = info != NULL ? watch_take(http->watch, info->connect_fd) : NULL;
+        if (info != NULL && *socket_context == NULL) { /* nobody would watch it */
+            (void)shutdown(info->connect_fd, SHUT_RDWR);
+        }
     } else if (*socket_context != NULL) {
         watch_give(*socket_context);
         *socket_context = NULL;
@@ -324,10 +330,10 @@ static enum err_code http_start_daemon(struct http *http, struct err *err)
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, http_accept,
         http, http_access, http, MHD_OPTION_LISTEN_SOCKET, http->listen_fd,
         MHD_OPTION_THREAD_POOL_SIZE, config->admin ? 0u : (unsigned)HTTP_THREADS,
-        MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)config->keepalive_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES,
-        MHD_OPTION_UNESCAPE_CALLBACK, http_unescape, NULL, MHD_OPTION_NOTIFY_COMPLETED,
-        http_completed, http, MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, 0u,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_HEAD_BYTES, MHD_OPTION_UNESCAPE_CALLBACK,
+        http_unescape, NULL, MHD_OPTION_NOTIFY_COMPLETED, http_completed, http,
+        MHD_OPTION_NOTIFY_CONNECTION, http_connection, http, MHD_OPTION_END);
     if (http->daemon == NULL) {
         return err_set(err, ERR_IO, "the HTTP threads cannot be started");
     }
@@ -349,6 +355,7 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
                                        .max_connections = config->max_connections,
                                        .header_timeout_s = config->header_timeout_s,
                                        .body_timeout_s = config->body_timeout_s,
+                                       .keepalive_s = config->keepalive_s,
                                        .min_read_rate = config->min_read_rate,
                                        .read_window_s = config->read_window_s,
                                        .suspend = http_suspend,

@@ -22,7 +22,8 @@
 enum {
     WATCH_TICK_MS = 250,
     WATCH_EVENTS = 64,
-    WATCH_LINGER_S = 5, /* for a refused client to stop sending and read why */
+    WATCH_CLOSE_WAIT = 8, /* of tcpi_state: TCP_CLOSE_WAIT, whose header excludes linux/tcp.h */
+    WATCH_LINGER_S = 5,   /* for a refused client to stop sending and read why */
     WATCH_READ_US =
         1000000, /* in which nobody gives up results that others want, for its client to read them */
 };
@@ -39,7 +40,7 @@ struct watch_conn {
     int fd;
     bool surplus;
     bool polled;         /* fd is in the epoll set */
-    int64_t deadline_us; /* of HEAD, BODY and REFUSED; 0 = none */
+    int64_t deadline_us; /* of HEAD, BODY, REFUSED and IDLE; 0 = none */
     uint64_t idle_bytes; /* IDLE: bytes received until the first look, 0 = not looked yet */
     struct exchange *x;  /* Borrowed from http.c while BODY, REFUSED, ANSWER */
     void *connection;    /* Borrowed: the library's, while asleep */
@@ -147,7 +148,7 @@ void watch_idle(struct watch_conn *conn)
     conn->x = NULL;
     conn->asleep = false;
     conn->connection = NULL;
-    conn->deadline_us = 0;
+    conn->deadline_us = clock_now_us() + conn->watch->config.keepalive_s * 1000000LL;
     conn->idle_bytes = 0;
     pthread_mutex_unlock(&conn->mutex);
 }
@@ -375,12 +376,24 @@ static void watch_left(struct watch_conn *conn)
     }
 }
 
-/* Bytes that ever came in over this socket. */
-static uint64_t watch_received(int fd)
+/* A kept-alive connection has the keep-alive time until the next head's first byte. The library does not
+ * say when that comes, the kernel's counter does. Nor does it always see that the client sends no more: if
+ * that holds at a second look, what came before it has been read. Under the mutex, while IDLE. */
+static void watch_kept(struct watch_conn *conn, int64_t now_us)
 {
     struct tcp_info info = {0};
     socklen_t bytes = sizeof info;
-    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 ? info.tcpi_bytes_received : 0;
+    if (getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
+        info.tcpi_bytes_received = 0;
+    }
+    if (conn->idle_bytes == 0) {
+        conn->idle_bytes = info.tcpi_bytes_received;
+    } else if (info.tcpi_bytes_received != conn->idle_bytes) {
+        conn->state = CONN_HEAD;
+        conn->deadline_us = now_us + conn->watch->config.header_timeout_s * 1000000LL;
+    } else if (info.tcpi_state == WATCH_CLOSE_WAIT) {
+        conn->deadline_us = now_us;
+    }
 }
 
 /* Gives up a client that reads its answer too slowly. Under the mutex, while ANSWER. */
@@ -410,16 +423,7 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
 {
     const struct watch_config *const config = &conn->watch->config;
     if (conn->state == CONN_IDLE) {
-        /* A kept-alive connection has all the time until the next head's first byte. The library
-         * does not say when that comes, the kernel's counter does. */
-        const uint64_t bytes = watch_received(conn->fd);
-        if (conn->idle_bytes == 0) {
-            conn->idle_bytes = bytes;
-        } else if (bytes != conn->idle_bytes) {
-            conn->state = CONN_HEAD;
-            conn->deadline_us = now_us + config->header_timeout_s * 1000000LL;
-        }
-        return;
+        watch_kept(conn, now_us);
     }
     if (conn->state == CONN_ANSWER) {
         if (conn->asleep && !conn->detached && conn->x->wake_at_us != 0 &&
@@ -438,8 +442,8 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
                             "the request's body did not arrive within %d s",
                             config->body_timeout_s);
         watch_refuse_locked(conn, &error);
-    } else { /* a slow head, or a refused client that goes on sending: shutting the socket makes the
-              * library see the end */
+    } else { /* a slow head, a kept connection that nobody uses, or a refused client that goes on sending:
+              * shutting the socket makes the library see the end */
         conn->deadline_us = 0;
         (void)shutdown(conn->fd, SHUT_RDWR);
     }

@@ -1,8 +1,8 @@
 /* Watches the connections that the HTTP library does not: sleeping ones and slow ones.
  *
  * Found by trying: a suspended connection is not polled, so nobody sees that its client leaves; the
- * library's timeouts count inactivity, so one header line per second keeps a connection open for
- * ever. One thread here owns an epoll set with EPOLLRDHUP on the sockets of sleeping exchanges, and
+ * library's timeout counts inactivity of any kind, so one header line per second keeps a connection open
+ * for ever, and a slow body is cut off without an answer: that timeout is off. One thread here owns an epoll set with EPOLLRDHUP on the sockets of sleeping exchanges, and
  * every quarter of a second looks at all deadlines.
  *
  * Each connection has an entry of a table that lives as long as the server, and the entry's mutex
@@ -21,7 +21,7 @@ struct watch_conn;
 struct watch_config {
     int n_conn;          /* entries */
     int max_connections; /* further ones are told so and closed */
-    int header_timeout_s, body_timeout_s;
+    int header_timeout_s, body_timeout_s, keepalive_s;
     int min_read_rate; /* bytes per second that a reader must take, 0 = any, ... */
     int read_window_s; /* ... over so long, while there is more for it */
     /* The library's calls. connection is what watch_sleep was given. Under the entry's mutex. */

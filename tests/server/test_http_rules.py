@@ -203,6 +203,18 @@ def test_half_closing_counts_as_leaving(unbounded):
         eventually(lambda: unbounded.metric(name) == before + 1, "cancelled")
 
 
+def test_who_half_closes_at_once_is_refused_or_not_answered_and_the_connection_ends():
+    """Whether the exchange or the library learns of it, and when, is different each time."""
+    def status(server):
+        with leave(server) as s:
+            s.shutdown(socket.SHUT_WR)
+            s.settimeout(60)  # half of --keepalive-s
+            return read_to_end(s)[9:12]
+
+    with Server(model=UNBOUNDED) as server:
+        assert {status(server) for _ in range(60)} <= {b"", b"429"}  # the others have filled the queue
+
+
 def test_leaving_a_stream_stops_it(unbounded):
     name = 'requests_cancelled_total{stage="decode"}'
     before = unbounded.metric(name)
@@ -451,6 +463,23 @@ def test_idle_connection_is_closed_in_the_end(strict):
         s.sendall(head("/health", b"", "GET"))
         assert read_answer(s)[0] == 200
         assert s.recv(1) == b""  # after --keepalive-s
+
+
+def test_keep_alive_time_is_not_that_of_bodies_and_answers():
+    large = json.dumps({"content": "a " * 500000, "with_pieces": True}).encode()  # an answer of 13 MB
+    with Server("--keepalive-s", "1", "--body-timeout-s", "3") as server:
+        with server.connect() as s:
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\n{")
+            status, _, body = read_answer(s)  # without a byte for longer than the keep-alive time
+            assert status == 408 and json.loads(body)["error"]["code"] == "body_timeout"
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            s.connect(("127.0.0.1", server.port))
+            s.sendall(head("/tokenize", large))
+            select.select([s], [], [])
+            time.sleep(3)  # not a byte is read
+            status, _, body = read_answer(s)
+            assert status == 200 and len(json.loads(body)["tokens"]) > 400000
 
 
 # Rule 5: over the limit of connections clients get an answer, not silence.
