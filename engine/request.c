@@ -403,9 +403,7 @@ static enum err_code check_ids(const int32_t *ids, int64_t n, int n_vocab, const
     return ERR_OK;
 }
 
-/* With min_tokens, the tokens that end a sequence are banned at first. At least one allowed token
- * must remain. */
-static bool all_banned(const struct sampling *s, const struct end_ids *ends)
+bool sampling_bans_all(const struct sampling *s, const struct end_ids *ends)
 {
     for (int i = 0; i < s->n_allow; i++) {
         bool banned = end_ids_have(ends, s->allow[i]) && !s->ignore_eos;
@@ -457,7 +455,7 @@ static enum err_code check_lists(const struct sampling *s, const struct model_in
             }
         }
     }
-    if (all_banned(s, &info->ends)) {
+    if (sampling_bans_all(s, &info->ends)) {
         return err_set(err, ERR_ARGUMENT,
                        "allowed_token_ids holds only tokens that end the text, min_tokens %d "
                        "forbids them",

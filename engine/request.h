@@ -226,6 +226,10 @@ static inline int engine_context(int max_model_len)
 
 /* ---- engine only --------------------------------------------------------------------------- */
 
+/* With min_tokens, the tokens that end a sequence are banned at first: whether none of those that are
+ * allowed remains. */
+bool sampling_bans_all(const struct sampling *s, const struct end_ids *ends);
+
 /* What a request is checked against. */
 struct request_limits {
     int context;        /* positions that a text may have */

@@ -303,5 +303,12 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
         return api_error_set(fields->error, 400, "conflicting_fields", "min_tokens",
                              "min_tokens is %d, but %s is %d", sampling->min_tokens, name, fewest);
     }
+    if (sampling_bans_all(sampling, &limits->info->ends)) {
+        return api_error_set(
+            fields->error, 400, "conflicting_fields", "allowed_token_ids",
+            "allowed_token_ids has only tokens that end the text, and min_tokens %d "
+            "forbids them",
+            sampling->min_tokens);
+    }
     return true;
 }

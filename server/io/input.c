@@ -340,8 +340,9 @@ void input_language(struct fields *fields, const struct api_limits *limits, int 
         return;
     }
     const struct model_info *const info = limits->info;
+    const char *const used = fields_used(fields, "language", "lang");
     if (info->n_lang == 0) {
-        (void)api_error_set(fields->error, 400, "unsupported_parameter", "language",
+        (void)api_error_set(fields->error, 400, "unsupported_parameter", used,
                             "the model has no language embeddings");
         return;
     }
@@ -359,12 +360,11 @@ void input_language(struct fields *fields, const struct api_limits *limits, int 
     }
     char names[200] = "";
     for (int i = 0; i < info->n_lang; i++) {
-        const size_t used = strlen(names);
-        (void)snprintf(names + used, sizeof names - used, "%s%s", i == 0 ? "" : ", ",
-                       info->lang[i]);
+        const size_t n = strlen(names);
+        (void)snprintf(names + n, sizeof names - n, "%s%s", i == 0 ? "" : ", ", info->lang[i]);
     }
-    (void)api_error_set(fields->error, 400, "invalid_value", "language",
-                        "language must be an id 0 ... %d or one of: %s", info->n_lang - 1, names);
+    (void)api_error_set(fields->error, 400, "invalid_value", used,
+                        "%s must be an id 0 ... %d or one of: %s", used, info->n_lang - 1, names);
 }
 
 enum input_memory input_memory(struct fields *fields, const struct api_limits *limits)

@@ -155,8 +155,7 @@ bool fields_has(struct fields *fields, const char *name)
     return given;
 }
 
-/* The name that the client used. */
-static const char *fields_used(const struct fields *fields, const char *name, const char *alias)
+const char *fields_used(const struct fields *fields, const char *name, const char *alias)
 {
     return alias != NULL && !fields_given(fields, name) ? alias : name;
 }
@@ -228,10 +227,8 @@ void fields_float(struct fields *fields, const char *name, const char *alias,
         return;
     }
     const double real = json_number_value(given);
-    /* The value as it will be used: a double just below an open end may round to that end. */
-    const double narrow = (double)(float)real;
-    const bool low = range.open_min ? narrow <= range.min : real < range.min;
-    const bool high = range.open_max ? narrow >= range.max : real > range.max;
+    const bool low = range.open_min ? real <= range.min : real < range.min;
+    const bool high = range.open_max ? real >= range.max : real > range.max;
     if (low || high || isnan(real)) {
         (void)api_error_set(fields->error, 400, "invalid_value", used,
                             "%s is %.15g, but must be in %c%g, %g%c", used, real,
@@ -239,7 +236,11 @@ void fields_float(struct fields *fields, const char *name, const char *alias,
                             range.open_max ? ')' : ']');
         return;
     }
-    *value = (float)real;
+    /* Next to an open end, a double may round to that end: the next float within is as near. */
+    const float narrow = (float)real;
+    const bool at_end = (range.open_min && (double)narrow <= range.min) ||
+                        (range.open_max && (double)narrow >= range.max);
+    *value = at_end ? nextafterf(narrow, (float)(range.min + range.max) / 2) : narrow;
 }
 
 void fields_bool(struct fields *fields, const char *name, const char *alias, bool *value)
@@ -327,9 +328,11 @@ bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
     if (!json_is_number(given)) {
         return fields_wrong(fields, name, "an integer", given);
     }
+    const double real = json_number_value(given);
+    const bool inside = real >= 0x1p53 && real < 0x1p64;
     return api_error_set(fields->error, 400, "invalid_value", name,
-                         "%s is %.15g, but must be an integer 0 ... 18446744073709551615", name,
-                         json_number_value(given));
+                         "%s is %.15g, but must be an integer 0 ... 18446744073709551615%s", name,
+                         real, inside ? ", one as large as this in plain digits" : "");
 }
 
 int fields_choice(struct fields *fields, const char *name, const char *const *choices)

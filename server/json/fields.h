@@ -55,6 +55,8 @@ void fields_int(struct fields *fields, const char *name, const char *alias, int 
                 int *value);
 void fields_int64(struct fields *fields, const char *name, int64_t min, int64_t max,
                   int64_t *value);
+/* Of a name and its alias, the one that the client used. */
+const char *fields_used(const struct fields *fields, const char *name, const char *alias);
 /* min and max are inclusive unless open_min / open_max. */
 struct fields_range {
     double min, max;

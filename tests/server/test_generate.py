@@ -305,7 +305,6 @@ WRONG = [
     ({"prompt": "a", "top_k": -2}, "invalid_value", "top_k"),
     ({"prompt": "a", "top_k": 8193}, "invalid_value", "top_k"),
     ({"prompt": "a", "min_p": 1}, "invalid_value", "min_p"),
-    ({"prompt": "a", "min_p": 0.99999999999}, "invalid_value", "min_p"),
     ({"prompt": "a", "repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
     ({"prompt": "a", "repeat_penalty": 11}, "invalid_value", "repeat_penalty"),
     ({"prompt": "a", "presence_penalty": 3}, "invalid_value", "presence_penalty"),
@@ -321,6 +320,9 @@ WRONG = [
     ({"prompt": "a", "allowed_token_ids": []}, "invalid_value", "allowed_token_ids"),
     ({"prompt": "a", "allowed_token_ids": [9999]}, "token_out_of_range", "allowed_token_ids"),
     ({"prompt": "a", "allowed_token_ids": [1] * 1025}, "invalid_value", "allowed_token_ids"),
+    ({"prompt": "a", "allowed_token_ids": [1], "min_tokens": 1}, "conflicting_fields", "allowed_token_ids"),
+    ({"prompt": "a", "language": "en"}, "unsupported_parameter", "language"),
+    ({"prompt": "a", "lang": "en"}, "unsupported_parameter", "lang"),
     ({"prompt": "a", "seed": -1}, "invalid_value", "seed"),
     ({"prompt": "a", "seed": 2**64}, "invalid_value", "seed"),
     ({"prompt": "a", "seed": 1.5}, "invalid_value", "seed"),
@@ -363,6 +365,20 @@ def test_wrong_field_is_named(server, body, code, param):
 
 def test_the_least_values_are_taken(server):
     server.ok("/generate", {"prompt": [5], "max_tokens": 2, "repetition_penalty": 1e-6, "top_p": 1e-30})
+
+
+def test_values_that_are_nearer_to_an_open_end_than_a_float_are_taken(server):
+    """Rounded, they would be the end itself."""
+    body = {"prompt": "It was", "max_tokens": 4}
+    greedy = server.ok("/generate", {**body, "temperature": 0})["choices"][0]["token_ids"]
+    for least in ({"top_p": 1e-50}, {"min_p": 0.99999999999}):
+        assert server.ok("/generate", {**body, **least})["choices"][0]["token_ids"] == greedy
+
+
+def test_a_seed_with_an_exponent_is_told_how_to_be_written(server):
+    """1e19 could be any of 2048 integers."""
+    message = error_of(server.post("/generate", b'{"prompt": "a", "seed": 1e19}'), 400, "invalid_value", "seed")
+    assert "in plain digits" in message
 
 
 @pytest.mark.parametrize("path, body, message", [
