@@ -56,7 +56,7 @@ void metrics_put_one(struct text *out, const char *name, const char *type, const
 void metrics_put_own_histogram(struct text *out, const char *name, const char *help,
                                const struct histogram *h);
 /* A histogram under its full name; labels: "" or "name=\"value\",...", without braces. every: 1
- * prints all bounds, 3 every third one, beginning with the first. */
+ * prints all bounds, n every n-th one, beginning with the first. */
 void metrics_put_histogram(struct text *out, const char *name, const char *labels, const char *help,
                            const struct histogram *h, int every);
 /* The counter of ended sequences by reason, in the same way. */

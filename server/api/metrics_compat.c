@@ -7,9 +7,12 @@
 #include "engine/stats.h"
 #include "server/api/metrics.h"
 
-/* Each sample of vLLM's carries the model's name, OPTIONS_MODEL_NAME_MAX bytes at most. With every
- * third bound there is room for them and all of our own within the contract's 64 KiB. */
-enum { COMPAT_VLLM_EVERY = 3 };
+#include <string.h>
+
+/* Each sample of vLLM's carries the model's name, OPTIONS_MODEL_NAME_MAX bytes at most, which its quotation marks
+ * double. With every third bound, or one in so many bytes of labels, there is room for them and all of our own
+ * within the contract's 64 KiB. */
+enum { COMPAT_VLLM_EVERY = 3, COMPAT_VLLM_LABEL_BYTES = 16 };
 
 struct compat_histogram {
     const char *name, *help;
@@ -54,6 +57,8 @@ static void write_histograms(struct text *out, const struct compat_histogram *al
 
 static void write_vllm(struct text *out, const struct engine_stats *stats, const char *labels)
 {
+    const int by_labels = (int)strlen(labels) / COMPAT_VLLM_LABEL_BYTES;
+    const int every = by_labels > COMPAT_VLLM_EVERY ? by_labels : COMPAT_VLLM_EVERY;
     const struct compat_value value[] = {
         {"vllm:num_requests_running", "gauge", "Requests being computed.", get(&stats->running)},
         {"vllm:num_requests_waiting", "gauge", "Requests in the queue.", get(&stats->waiting)},
@@ -89,7 +94,7 @@ static void write_vllm(struct text *out, const struct engine_stats *stats, const
         {"vllm:request_params_max_tokens", "The max_tokens of a sequence.", &stats->max_tokens},
         {"vllm:iteration_tokens_total", "Rows of a step.", &stats->step_tokens},
     };
-    write_histograms(out, all, sizeof all / sizeof all[0], labels, COMPAT_VLLM_EVERY);
+    write_histograms(out, all, sizeof all / sizeof all[0], labels, every);
 }
 
 /* The names that kubernetes-sigs/inference-perf asks for. */

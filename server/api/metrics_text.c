@@ -201,7 +201,7 @@ static void write_model(struct text *out, struct server *server, struct engine *
  * a bound; and how much of what requests with overlays read came from them. */
 static void write_overlays(struct text *out, struct engine *engine)
 {
-    enum { OVERLAY_LABELS = 48 };
+    enum { OVERLAY_LABELS = 32 };
     struct overlays *const overlays = engine_overlays(engine);
     struct overlay_info *const info = overlays != NULL ? malloc(OVERLAYS_MAX * sizeof *info) : NULL;
     if (info == NULL) {
