@@ -307,8 +307,8 @@ static enum err_code read_flag(bool *flag, const json_t *object, const char *key
                          key, show(value).text);
 }
 
-static enum err_code read_added(struct bpe_tokenizer *t, const json_t *list, const char *path,
-                                struct err *err)
+static enum err_code read_added(struct bpe_tokenizer *t, const json_t *list, const json_t *vocab,
+                                const char *path, struct err *err)
 {
     static const char *const keys[] = {"id",     "content",    "single_word", "lstrip",
                                        "rstrip", "normalized", "special",     NULL};
@@ -327,6 +327,13 @@ static enum err_code read_added(struct bpe_tokenizer *t, const json_t *list, con
         }
         token.bytes = (uint32_t)json_string_length(content);
         token.id = (int32_t)json_integer_value(id);
+        const json_t *const other = json_object_get(vocab, token.text);
+        if (other != NULL && json_integer_value(other) != token.id) {
+            return err_set(
+                err, ERR_FORMAT,
+                "%s: added_tokens[%zu], \"%.64s\", has the id %d, but %lld in model.vocab", path, i,
+                token.text, token.id, (long long)json_integer_value(other));
+        }
         if (check_keys(entry, keys, "an added token", path, err) != ERR_OK ||
             read_flag(&token.special, entry, "special", path, err) != ERR_OK ||
             read_flag(&token.single_word, entry, "single_word", path, err) != ERR_OK ||
@@ -438,7 +445,7 @@ static enum err_code read_object(struct bpe_tokenizer **t, const json_t *root, c
         read_pretokenizer(*t, json_object_get(root, "pre_tokenizer"), path, err) != ERR_OK ||
         read_vocab(*t, vocab, path, err) != ERR_OK ||
         read_merges(*t, merges, path, err) != ERR_OK ||
-        read_added(*t, added, path, err) != ERR_OK) {
+        read_added(*t, added, vocab, path, err) != ERR_OK) {
         return err->code;
     }
     return bpe_finish(*t, path, err);

@@ -129,12 +129,16 @@ def _is_template(step):
         == [False] * (len(single) - 1) + [True]
 
 
-def _check_added(file):
-    for token in file.root.get("added_tokens", []):
+def _check_added(file, vocab):
+    for i, token in enumerate(file.root.get("added_tokens", [])):
         file.keys(token, {"id", "content", *TOKEN_FLAGS}, "an added token")
         for flag in TOKEN_FLAGS:
             if not isinstance(token.get(flag, False), bool):
                 file.refuse("%s of an added token" % flag, token[flag], "true or false")
+        content, number = token.get("content"), token.get("id")
+        if isinstance(content, str) and vocab.get(content, number) != number:
+            raise Refused("%s: added_tokens[%d], %s, has the id %s, but %s in model.vocab"
+                          % (file.source, i, show(content), show(number), show(vocab[content])))
 
 
 def check(root, source):
@@ -154,4 +158,4 @@ def check(root, source):
         file.refuse("decoder", root.get("decoder"), "ByteLevel")
     _check_normalizer(file)
     _check_pretokenizer(file)
-    _check_added(file)
+    _check_added(file, model["vocab"])

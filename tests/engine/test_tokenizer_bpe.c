@@ -859,6 +859,7 @@ static void test_refusals(void **state)
         {"gpt2/", "added_tokens.0.lstrip", "0", "lstrip of an added token is 0"},
         {"gpt2/", "added_tokens.0.content", "\"\"", "has 0 bytes"},
         {"gpt2/", "added_tokens.0.new_key", "true", "an added token has the key \"new_key\""},
+        {"gpt2/", "added_tokens.0.content", "\"!\"", "has the id 1000, but 0 in model.vocab"},
         {"qwen2/", "added_tokens.1.content", "\"<|endoftext|>\"", "is there twice"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
