@@ -336,6 +336,7 @@ enum err_code counts_check(const struct counts *counts, const struct model_info 
 enum err_code counts_add(struct counts *sum, const struct counts *more, struct err *err)
 {
     CHECK(sum->own != NULL && sum->n_memory == more->n_memory);
+    bool finite = true;
     bool fits = !__builtin_add_overflow(sum->n_document, more->n_document, &sum->n_document) &&
                 !__builtin_add_overflow(sum->n_position, more->n_position, &sum->n_position);
     for (int m = 0; m < sum->n_memory; m++) {
@@ -346,8 +347,14 @@ enum err_code counts_add(struct counts *sum, const struct counts *more, struct e
             fits = !__builtin_add_overflow(to->reads[i], from->reads[i], &to->reads[i]) &&
                    !__builtin_add_overflow(all, to->reads[i], &all);
             to->weight[i] += from->weight[i];
+            finite = finite && isfinite(to->weight[i]);
             to->documents[i] += from->documents[i];
         }
+    }
+    if (!finite) {
+        return err_set(err, ERR_NUMERICAL,
+                       "%s: added to the others, weights exceed the largest number of 64 bits",
+                       more->path);
     }
     return fits ? ERR_OK
                 : err_set(err, ERR_ARGUMENT, "%s: added to the others, the counts exceed 63 bits",

@@ -167,31 +167,46 @@ struct row {
     int64_t reads; /* -1 = not asked for */
 };
 
-/* change and cosine mean nothing without a base. base, row and sum are scratch, [cols]. */
-static struct row row_of(const struct inspection *it, const struct overlay_memory *part, int64_t i,
-                         const struct table *table, float *base, float *row)
+/* What a part of a row, its values or its expert, adds to the figures. */
+struct products {
+    double rr, bb, rb; /* of the row that is read and the base's */
+    double difference; /* squared norm */
+};
+
+/* base and row are scratch, [cols]; table: of the base, NULL = not known. */
+static void products_add(struct products *sum, const struct inspection *it,
+                         const struct overlay_rows *rows, int64_t i, const struct table *table,
+                         int32_t slot, float *base, float *row)
 {
-    const int64_t cols = part->values.rows.cols;
-    struct row told = {.reads = -1};
-    double dot = 0;
-    double square = 0;
-    double base_square = 0;
-    double difference = 0;
-    table_overlay_row(row, &part->values, i);
+    table_overlay_row(row, rows, i);
     if (table != NULL) {
-        table_row(base, table, part->slot[i]);
+        table_row(base, table, slot);
     }
-    for (int64_t c = 0; c < cols; c++) {
+    for (int64_t c = 0; c < rows->rows.cols; c++) {
         const double b = table != NULL ? (double)base[c] : 0;
         const double r = (double)row[c] + (it->overlay.add ? b : 0);
-        square += r * r;
-        base_square += b * b;
-        dot += r * b;
-        difference += (r - b) * (r - b);
+        sum->rr += r * r;
+        sum->bb += b * b;
+        sum->rb += r * b;
+        sum->difference += (r - b) * (r - b);
     }
-    told.norm = sqrt(square);
-    told.cosine = square > 0 && base_square > 0 ? dot / sqrt(square * base_square) : NAN;
-    told.change = base_square > 0 ? sqrt(difference / base_square) : NAN;
+}
+
+/* A row with an expert is one vector of both. change and cosine mean nothing without a base. table: of the
+ * values and of the experts, NULL = the base is not known; scratch: [2 * width]. */
+static struct row row_of(const struct inspection *it, const struct overlay_memory *part, int64_t i,
+                         const struct table *table, float *scratch, int64_t width)
+{
+    struct row told = {.reads = -1};
+    struct products sum = {0};
+    products_add(&sum, it, &part->values, i, table, part->slot[i], scratch, scratch + width);
+    if (part->experts.rows.data != NULL) {
+        products_add(&sum, it, &part->experts, i, table != NULL ? table + 1 : NULL, part->slot[i],
+                     scratch, scratch + width);
+    }
+    told.norm = sqrt(sum.rr);
+    told.cosine = sum.rr > 0 && sum.bb > 0 ? sum.rb / sqrt(sum.rr * sum.bb) : NAN;
+    told.change = sum.bb > 0 ? sqrt(sum.difference / sum.bb) : NAN;
     return told;
 }
 
@@ -256,27 +271,30 @@ static enum err_code tell_memory(struct text *out, const struct inspection *it,
                                  const struct overlay_memory *part, struct err *err)
 {
     struct told told = {0};
-    struct table table;
+    struct table table[2];
+    const bool experts = part->experts.rows.data != NULL;
     const int64_t cols = part->values.rows.cols;
-    if (it->tensors != NULL &&
-        table_open(&table, it->tensors, it->info, part->memory, false, err) != ERR_OK) {
-        return err->code;
+    const int64_t width =
+        experts && part->experts.rows.cols > cols ? part->experts.rows.cols : cols;
+    for (int t = 0; t < 1 + experts && it->tensors != NULL; t++) {
+        if (table_open(&table[t], it->tensors, it->info, part->memory, t > 0, err) != ERR_OK) {
+            return err->code;
+        }
     }
-    float *const base = malloc(2 * (size_t)cols * sizeof *base);
-    if (base == NULL) {
-        return err_set(err, ERR_MEMORY, "no memory for two rows of %lld columns", (long long)cols);
+    float *const scratch = malloc(2 * (size_t)width * sizeof *scratch);
+    if (scratch == NULL) {
+        return err_set(err, ERR_MEMORY, "no memory for two rows of %lld columns", (long long)width);
     }
     json_open(out, '{');
     json_field_int(out, "memory", part->memory);
     json_field_string(out, "base", part->base);
     json_field_string(out, "dtype", dtype_name(part->values.rows.dtype));
     json_field_int(out, "columns", cols);
-    json_field_bool(out, "experts", part->experts.rows.data != NULL);
+    json_field_bool(out, "experts", experts);
     json_key(out, "rows");
     json_open(out, '[');
     for (int64_t i = 0; i < part->n; i++) {
-        struct row row =
-            row_of(it, part, i, it->tensors != NULL ? &table : NULL, base, base + cols);
+        struct row row = row_of(it, part, i, it->tensors != NULL ? table : NULL, scratch, width);
         spread_add(&told.norm, row.norm);
         if (isfinite(row.cosine)) {
             spread_add(&told.cosine, row.cosine);
@@ -298,7 +316,7 @@ static enum err_code tell_memory(struct text *out, const struct inspection *it,
     if (!it->options->json) {
         print_memory(it, part, &told);
     }
-    free(base);
+    free(scratch);
     return ERR_OK;
 }
 

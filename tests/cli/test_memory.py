@@ -301,6 +301,16 @@ def test_damaged_counts_are_refused_by_name(counted, tmp_path):
     assert "neither counts nor an overlay" in fails(1, "memory", "inspect", MODEL / "model.safetensors")
 
 
+def test_sums_that_no_file_may_hold_are_not_written(counted, tmp_path):
+    tensors, metadata = read(counted / "task")
+    for name, value, wanted in (("weight", 1.5e308, "weights exceed"), ("reads", 1 << 62, "exceed 63 bits")):
+        array = tensors["memories.0." + name].copy()
+        array[:], array[5] = 0, value
+        large = write(tmp_path / name, {**tensors, "memories.0." + name: array}, metadata)
+        line = fails(1 if name == "weight" else 2, "memory", "add", large, large, "-o", tmp_path / "x")
+        assert str(large) in line and wanted in line and not (tmp_path / "x").exists()
+
+
 def test_what_cannot_be_written_leaves_nothing(counted, tmp_path):
     assert "/no/x: cannot be written" in fails(1, "memory", "add", counted / "task", "-o", tmp_path / "no" / "x")
     assert "cannot be written" in fails(1, "memory", "add", counted / "task", "-o", "/dev/full")
@@ -409,6 +419,13 @@ def test_experts_are_changed_with_the_values(tmp_path):
     ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / "new")
     got = read(tmp_path / "new/model.safetensors")[0]
     assert (got[NAME][slots] == rows).all() and (got[EXPERTS][slots] == experts).all()
+    told, = json.loads(ok("memory", "inspect", tmp_path / "o", "--model", tmp_path / "base", "--json"))["memories"]
+    seen, was = (np.concatenate(pair, axis=1, dtype="<f8")  # a row and its expert are one vector
+                  for pair in ((rows, experts), (tensors[NAME][slots], tensors[EXPERTS][slots])))
+    norm, old = np.linalg.norm(seen, axis=1), np.linalg.norm(was, axis=1)
+    assert told["experts"] and np.allclose([row["norm"] for row in told["rows"]], norm, rtol=1e-6)
+    assert np.allclose([row["cosine"] for row in told["rows"]], (seen * was).sum(1) / norm / old, atol=1e-6)
+    assert np.allclose([row["change"] for row in told["rows"]], np.linalg.norm(seen - was, axis=1) / old, rtol=1e-6)
     ok("memory", "diff", tmp_path / "base", tmp_path / "new", "-o", tmp_path / "x")
     back, _ = read(tmp_path / "x")
     assert (back["memories.0.rows"] == rows).all() and (back["memories.0.experts"] == experts).all()
