@@ -22,13 +22,9 @@ static bool read_index(const struct ablate_reading *it, size_t at, const char *n
 {
     int64_t n = -1;
     if (!fields_is_integer(value, &n) || n < 0 || n >= most) {
-        char given[32] = "";
-        if (fields_is_integer(value, &n)) {
-            (void)snprintf(given, sizeof given, ", not %lld", (long long)n);
-        }
         return api_error_set(it->error, 400, "invalid_value", "ablate",
-                             "ablate[%zu].%s must be an integer 0 ... %lld%s", at, name,
-                             (long long)most - 1, given);
+                             "ablate[%zu].%s must be an integer 0 ... %lld, not %s", at, name,
+                             (long long)most - 1, fields_shown(value).text);
     }
     *index = (int32_t)n;
     return true;
@@ -122,8 +118,8 @@ static bool read_entry(struct ablate_reading *it, size_t at, json_t *value)
         const double factor = json_number_value(scale);
         if (!json_is_number(scale) || !(factor >= 0 && factor <= ABLATE_SCALE_MAX)) {
             return api_error_set(it->error, 400, "invalid_value", "ablate",
-                                 "ablate[%zu].scale must be a number 0 ... %d", at,
-                                 ABLATE_SCALE_MAX);
+                                 "ablate[%zu].scale must be a number 0 ... %d, not %s", at,
+                                 ABLATE_SCALE_MAX, fields_shown(scale).text);
         }
         entry.scale = (float)factor;
     }

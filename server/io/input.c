@@ -74,6 +74,12 @@ bool input_item_error(struct api_error *error, const struct err *err)
 
 bool input_traces_too_large(struct api_error *error, int n, const struct api_limits *limits)
 {
+    if (n == 1) {
+        return api_error_set(error, 400, "trace_too_large", "memory",
+                             "the memory trace takes more than %lld bytes, the limit (%s): send "
+                             "less text at once",
+                             (long long)limits->trace_bytes.most, limits->trace_bytes.flag);
+    }
     return api_error_set(error, 400, "too_many_items", "memory",
                          "the memory traces of %d items take more than %lld bytes, the limit "
                          "(%s): send fewer at once",

@@ -43,8 +43,10 @@ static bool add(struct fields *fields, const struct api_limits *limits, const ch
     }
     if (!wishes(wish, name)) {
         if (wish->n == OVERLAYS_OF_REQUEST) {
-            return api_error_set(fields->error, 400, "invalid_value", param,
-                                 "a request may have %d overlays at most", OVERLAYS_OF_REQUEST);
+            return api_error_set(
+                fields->error, 400, "invalid_value", param,
+                "a request may have %d overlays at most, and \"%.80s\" is one more",
+                OVERLAYS_OF_REQUEST, name);
         }
         wish->name[wish->n++] = name;
     }

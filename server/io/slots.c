@@ -14,17 +14,18 @@
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static bool wrong(struct fields *fields, const char *what)
+/* name: of the field in memory_slots, with a dot, or "" for itself. */
+static bool wrong(struct fields *fields, const char *name, const char *due, const json_t *value)
 {
-    return api_error_set(fields->error, 400, "invalid_value", "memory_slots", "memory_slots%s",
-                         what);
+    return api_error_set(fields->error, 400, "invalid_value", "memory_slots",
+                         "memory_slots%s must be %s, not %s", name, due, fields_shown(value).text);
 }
 
 static bool read_memories(struct fields *fields, const json_t *value, int n_memory,
                           struct slots_wish *wish)
 {
     if (!json_is_array(value) || json_array_size(value) == 0) {
-        return wrong(fields, ".memories must be a list of one or more memories");
+        return wrong(fields, ".memories", "a list of one or more memories", value);
     }
     wish->memories = 0;
     for (size_t i = 0; i < json_array_size(value); i++) {
@@ -32,8 +33,8 @@ static bool read_memories(struct fields *fields, const json_t *value, int n_memo
         const json_t *const each = json_array_get(value, i);
         if (!fields_is_integer(each, &m) || m < 0 || m >= n_memory) {
             return api_error_set(fields->error, 400, "invalid_value", "memory_slots",
-                                 "memory_slots.memories[%zu] must be an integer 0 ... %d", i,
-                                 n_memory - 1);
+                                 "memory_slots.memories[%zu] must be an integer 0 ... %d, not %s",
+                                 i, n_memory - 1, fields_shown(each).text);
         }
         wish->memories |= UINT64_C(1) << m;
     }
@@ -46,19 +47,20 @@ static bool read_one(struct fields *fields, const char *key, const json_t *value
     int64_t n = -1;
     if (strcmp(key, "start") == 0) {
         return (fields_is_integer(value, &n) && n >= 0 && (wish->start = n) == n) ||
-               wrong(fields, ".start must be an integer from 0");
+               wrong(fields, ".start", "an integer from 0", value);
     }
     if (strcmp(key, "memories") == 0) {
         return read_memories(fields, value, n_memory, wish);
     }
     if (strcmp(key, "weights") == 0) {
         wish->weights = json_is_true(value);
-        return json_is_boolean(value) || wrong(fields, ".weights must be true or false");
+        return json_is_boolean(value) || wrong(fields, ".weights", "true or false", value);
     }
     if (strcmp(key, "top") == 0) {
         if (!fields_is_integer(value, &n) || n < 1 || n > SLOTS_TOP_MAX) {
             return api_error_set(fields->error, 400, "invalid_value", "memory_slots",
-                                 "memory_slots.top must be an integer 1 ... %d", SLOTS_TOP_MAX);
+                                 "memory_slots.top must be an integer 1 ... %d, not %s",
+                                 SLOTS_TOP_MAX, fields_shown(value).text);
         }
         wish->top = (int)n;
         return true;
@@ -78,11 +80,13 @@ void slots_read(struct fields *fields, const struct api_limits *limits, enum inp
         return;
     }
     if (memory != MEMORY_SLOTS) {
-        (void)wrong(fields, " is for \"memory\": \"slots\" only");
+        (void)api_error_set(fields->error, 400, "invalid_value", "memory_slots",
+                            "memory_slots is for \"memory\": \"slots\" only");
         return;
     }
     if (!json_is_object(value)) {
-        (void)wrong(fields, " must be an object with start, memories, weights and top, as wanted");
+        (void)wrong(fields, "", "an object with start, memories, weights and top, as wanted",
+                    value);
         return;
     }
     const char *key = NULL;

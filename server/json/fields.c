@@ -108,6 +108,23 @@ const char *fields_type_name(const json_t *value)
     return "something else";
 }
 
+struct fields_shown fields_shown(const json_t *value)
+{
+    struct fields_shown shown;
+    if (value == NULL) {
+        (void)snprintf(shown.text, sizeof shown.text, "nothing");
+    } else if (json_is_integer(value)) {
+        (void)snprintf(shown.text, sizeof shown.text, "%lld", (long long)json_integer_value(value));
+    } else if (json_is_array(value) && json_array_size(value) == 0) {
+        (void)snprintf(shown.text, sizeof shown.text, "an empty list");
+    } else if (json_is_real(value)) {
+        (void)snprintf(shown.text, sizeof shown.text, "%.15g", json_real_value(value));
+    } else {
+        (void)snprintf(shown.text, sizeof shown.text, "%s", fields_type_name(value));
+    }
+    return shown;
+}
+
 static void fields_see(struct fields *fields, const char *name)
 {
     CHECK(fields->n_seen < FIELDS_SEEN_MAX);

@@ -81,6 +81,11 @@ void fields_text(struct fields *fields, const char *name, const char **text, siz
 
 /* "a list", "a string", ...: what a value is, for messages. */
 const char *fields_type_name(const struct json_t *value);
+/* A value as a message names it: a number itself, of anything else what it is. NULL: nothing. */
+struct fields_shown {
+    char text[48];
+};
+struct fields_shown fields_shown(const struct json_t *value);
 
 /* An integer anywhere: an integer, or a real without fraction within ±2^53. */
 bool fields_is_integer(const struct json_t *value, int64_t *integer);

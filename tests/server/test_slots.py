@@ -146,13 +146,13 @@ WRONG = [
     ({"memory": "summary", "memory_slots": {"top": 1}}, "only"),
     ({"memory": "slots", "memory_slots": []}, "an object"),
     ({"memory": "slots", "memory_slots": {"stop": 1}}, "not stop"),
-    ({"memory": "slots", "memory_slots": {"start": -1}}, ".start"),
+    ({"memory": "slots", "memory_slots": {"start": -1}}, ".start must be an integer from 0, not -1"),
     ({"memory": "slots", "memory_slots": {"start": True}}, ".start"),
-    ({"memory": "slots", "memory_slots": {"memories": []}}, ".memories"),
-    ({"memory": "slots", "memory_slots": {"memories": [0, 1]}}, ".memories[1] must be an integer 0"),
-    ({"memory": "slots", "memory_slots": {"weights": 1}}, ".weights"),
+    ({"memory": "slots", "memory_slots": {"memories": []}}, ".memories must be a list of one or more memories, not an empty list"),
+    ({"memory": "slots", "memory_slots": {"memories": [0, 1]}}, ".memories[1] must be an integer 0 ... 0, not 1"),
+    ({"memory": "slots", "memory_slots": {"weights": 1}}, ".weights must be true or false, not 1"),
     ({"memory": "slots", "memory_slots": {"top": 0}}, ".top"),
-    ({"memory": "slots", "memory_slots": {"top": 4097}}, "4096"),
+    ({"memory": "slots", "memory_slots": {"top": 4097}}, ".top must be an integer 1 ... 4096, not 4097"),
 ]
 
 
@@ -176,6 +176,16 @@ def test_the_bound_holds_before_the_queue():
         for n, status in ((1, 200), (2, 400)):
             body = {"prompt": ids[:7], "max_tokens": 3, "n": n, "memory": "slots"}
             assert s.post("/generate", body).status_code == status
+
+
+def test_traces_for_which_there_is_never_room_are_refused():
+    with Server("--memory-trace-bytes", "10240") as s:
+        ids = list(range(5, 205))
+        one = error_of(s.post("/score", {"tokens": ids, "memory": "summary"}), 400, "trace_too_large", "memory")
+        assert "10240 bytes, the limit (--memory-trace-bytes)" in one
+        error_of(s.post("/generate", {"prompt": ids, "memory": "summary"}), 400, "trace_too_large", "memory")
+        many = error_of(s.post("/score", {"text": ["a"] * 200, "memory": "summary"}), 400, "too_many_items", "memory")
+        assert "200 items" in many
 
 
 def test_memory_trace_says_what_may_be_asked_for():
