@@ -247,9 +247,13 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls
     }
     watch_idle(hx->conn);
     /* A refused request is over when its client hangs up; in any other case the client has left the
-     * request. */
-    if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued) &&
-        atomic_load(&hx->x.end_code) == NULL) {
+     * request, unless we hung up: that looks the same. */
+    if (atomic_load(&hx->x.end_code) != NULL) {
+        atomic_store(&hx->x.gone, false);
+        if (hx->x.status == 0 || hx->x.status == 499) {
+            hx->x.status = http->config.overload_status;
+        }
+    } else if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK && (hx->x.status == 0 || hx->queued)) {
         if (!atomic_load(&http->cutting)) {
             atomic_store(&hx->x.gone, true);
         } else if (hx->x.code == NULL) { /* an error that breaks off was counted elsewhere */

@@ -47,6 +47,7 @@ struct watch_conn {
     bool asleep, woken;
     bool detached;   /* asleep, and another thread works on x: nothing here may touch it */
     bool left;       /* the client hung up while its exchange was awake */
+    bool ended;      /* at the last look, the client had sent its last byte and all had been read */
     int64_t read_us; /* ANSWER: since when bytes have been waiting in the kernel for the client, 0 =
                       * none are */
     uint64_t read_bytes; /* what the client had taken then */
@@ -76,6 +77,7 @@ struct watch_conn *watch_take(struct watch *watch, int fd)
             conn->state = CONN_HEAD;
             conn->fd = fd;
             conn->generation++;
+            conn->ended = false;
             conn->deadline_us = clock_now_us() + watch->config.header_timeout_s * 1000000LL;
             conn->surplus = atomic_fetch_add(&watch->n_used, 1) >= watch->config.max_connections;
         }
@@ -132,6 +134,7 @@ bool watch_answer(struct watch_conn *conn)
         conn->state = CONN_ANSWER;
         conn->deadline_us = 0;
         conn->read_us = 0;
+        conn->ended = false;
     }
     pthread_mutex_unlock(&conn->mutex);
     return open;
@@ -376,24 +379,29 @@ static void watch_left(struct watch_conn *conn)
     }
 }
 
-/* A kept-alive connection has the keep-alive time until the next head's first byte. The library does not
- * say when that comes, the kernel's counter does. Nor does it always see that the client sends no more: if
- * that holds at a second look, what came before it has been read. Under the mutex, while IDLE. */
-static void watch_kept(struct watch_conn *conn, int64_t now_us)
+/* A kept-alive connection has the keep-alive time until the next head's first byte. The library does
+ * not say when that comes, the kernel's counter does. Under the mutex, while IDLE. */
+static void watch_kept(struct watch_conn *conn, const struct tcp_info *info, int64_t now_us)
 {
-    struct tcp_info info = {0};
-    socklen_t bytes = sizeof info;
-    if (getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
-        info.tcpi_bytes_received = 0;
-    }
+    const uint64_t bytes = info->tcpi_bytes_received;
     if (conn->idle_bytes == 0) {
-        conn->idle_bytes = info.tcpi_bytes_received;
-    } else if (info.tcpi_bytes_received != conn->idle_bytes) {
+        conn->idle_bytes = bytes;
+    } else if (bytes != conn->idle_bytes) {
         conn->state = CONN_HEAD;
         conn->deadline_us = now_us + conn->watch->config.header_timeout_s * 1000000LL;
-    } else if (info.tcpi_state == WATCH_CLOSE_WAIT) {
-        conn->deadline_us = now_us;
     }
+}
+
+/* Whether the client sends no more, and the library, which has read all, did not see it: after a read that
+ * returned less than asked for, it waits for an event, but the end came with the last bytes' event. At a second
+ * look, so that it has the time to see it. Under the mutex. */
+static bool watch_missed_end(struct watch_conn *conn, const struct tcp_info *info)
+{
+    int unread = 0;
+    const bool before = conn->ended;
+    conn->ended = info->tcpi_state == WATCH_CLOSE_WAIT && ioctl(conn->fd, SIOCINQ, &unread) == 0 &&
+                  unread == 0;
+    return before && conn->ended;
 }
 
 /* Gives up a client that reads its answer too slowly. Under the mutex, while ANSWER. */
@@ -422,8 +430,8 @@ static void watch_reader(struct watch_conn *conn, int64_t now_us)
 static void watch_tick(struct watch_conn *conn, int64_t now_us)
 {
     const struct watch_config *const config = &conn->watch->config;
-    if (conn->state == CONN_IDLE) {
-        watch_kept(conn, now_us);
+    if (conn->state == CONN_FREE) {
+        return;
     }
     if (conn->state == CONN_ANSWER) {
         if (conn->asleep && !conn->detached && conn->x->wake_at_us != 0 &&
@@ -431,6 +439,16 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
             watch_wake_locked(conn);
         }
         watch_reader(conn, now_us);
+        return;
+    }
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+    (void)getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes);
+    if (conn->state == CONN_IDLE) {
+        watch_kept(conn, &info, now_us);
+    }
+    if (watch_missed_end(conn, &info)) {
+        (void)shutdown(conn->fd, SHUT_RDWR);
         return;
     }
     if (conn->deadline_us == 0 || now_us < conn->deadline_us) {
@@ -443,7 +461,7 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
                             config->body_timeout_s);
         watch_refuse_locked(conn, &error);
     } else { /* a slow head, a kept connection that nobody uses, or a refused client that goes on sending:
-              * shutting the socket makes the library see the end */
+              * shutting the socket makes the library see the end, with an event of its own */
         conn->deadline_us = 0;
         (void)shutdown(conn->fd, SHUT_RDWR);
     }

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import resource
 import select
 import socket
@@ -483,6 +484,32 @@ def test_keep_alive_time_is_not_that_of_bodies_and_answers():
 
 
 # Rule 5: over the limit of connections clients get an answer, not silence.
+
+
+def test_whose_body_is_ended_while_it_is_read_has_not_left():
+    body = json.dumps({"text": "word " * 180000}).encode()
+    with Server("--max-buffered-bytes", str(1 << 20)) as s:
+        for _ in range(20):
+            with s.connect() as other, s.connect() as large:
+                other.sendall(b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 400000\r\n\r\n" + b" " * 50000)
+                eventually(lambda: s.metric("buffered_bytes") >= 50000, "a part of the other")
+                large.sendall(head("/score", body))
+                other.sendall(b" " * 200000)  # over the limit, while a thread reads the large one, or before
+                assert large.recv(12) in (b"", b"HTTP/1.1 429")
+            s.counted("buffered_bytes", 0)
+        ended = [line for line in s.read_log().splitlines() if "event=request" in line and "prompt_tokens=180004" in line]
+        assert all("status=429 code=buffers_full" in line for line in ended), ended
+
+
+def test_uploads_whose_clients_leave_are_dropped_at_once():
+    """The end may come in one event with the last bytes, and the library then does not see it."""
+    with Server("--body-timeout-s", "3600") as s:
+        for _ in range(40):
+            with s.connect() as c:
+                c.sendall(b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 900000\r\n\r\n")
+                c.sendall(b" " * 300000)
+        s.counted("buffered_bytes", 0)
+        eventually(lambda: s.metric("http_connections") <= 2, "closed")
 
 
 @pytest.mark.parametrize("status", [429, 503])
