@@ -60,7 +60,7 @@ static int reason_of(int status, const char *code)
         reason = "draining";
     } else if (status == 413) {
         reason = "too_large";
-    } else if (status == 401 || status == 403) {
+    } else if (status == 401 || strcmp(code, "overlay_forbidden") == 0) { /* by the key */
         reason = "auth";
     } else if (status >= 400 && status < 499 && status != 424) { /* that one was accepted */
         reason = "invalid";

@@ -198,6 +198,7 @@ def test_memory_trace_says_what_may_be_asked_for():
                     assert answer.status_code == 200
                 else:
                     error_of(answer, 403, "memory_trace_disabled", "memory")
+            s.counted('requests_rejected_total{reason="invalid"}', 3 - len(allowed))  # it is no matter of keys
 
 
 def test_a_model_without_memories_has_no_slots():
