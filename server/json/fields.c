@@ -11,6 +11,25 @@
 
 /* ---- one object ---------------------------------------------------------------------------- */
 
+/* The name in front of the number that ends at byte at; "" if it stands in a list or the name is long. */
+static void fields_name_before(char name[48], const char *body, size_t at)
+{
+    name[0] = '\0';
+    while (at > 0 && strchr("0123456789+-.eE", body[at - 1]) != NULL) {
+        at--;
+    }
+    bool colon = false;
+    while (at > 0 && strchr(" \t\r\n:", body[at - 1]) != NULL) {
+        at--;
+        colon = colon || body[at] == ':';
+    }
+    const char *const end = at > 0 && body[at - 1] == '"' ? body + at - 1 : NULL;
+    const char *const begin = colon && end != NULL ? memrchr(body, '"', at - 1) : NULL;
+    if (begin != NULL && end - begin <= 40) {
+        (void)snprintf(name, 48, "%.*s", (int)(end - begin - 1), begin + 1);
+    }
+}
+
 static bool fields_parse_error(const json_error_t *from, const char *body, size_t bytes,
                                struct api_error *error)
 {
@@ -26,7 +45,11 @@ static bool fields_parse_error(const json_error_t *from, const char *body, size_
                              from->line, from->column);
     }
     if (why == json_error_numeric_overflow) {
-        return api_error_set(error, 400, "invalid_value", NULL,
+        char name[48] = "";
+        if (from->position > 0 && (size_t)from->position <= bytes) {
+            fields_name_before(name, body, (size_t)from->position);
+        }
+        return api_error_set(error, 400, "invalid_value", name[0] != '\0' ? name : NULL,
                              "a number in the body is beyond what any field takes: %s (line %d, "
                              "column %d)",
                              from->text, from->line, from->column);

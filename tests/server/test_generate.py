@@ -363,6 +363,16 @@ def test_wrong_field_is_named(server, body, code, param):
     error_of(server.post("/generate", body), 400, code, param)
 
 
+@pytest.mark.parametrize("body, param", [
+    ('{"prompt": "a", "temperature" : 1e999}', "temperature"), ('{"min_p":-1e999,"prompt": "a"}', "min_p"),
+    ('{"prompt": [1, 1e999]}', None), ('{"prompt": "x" 1e999}', None), ("1e999", None),
+    ('{"prompt": "a", "%s": 1e999}' % ("x" * 60), None)])
+def test_a_number_beyond_all_is_named(server, body, param):
+    answer = server.post("/generate", body)
+    assert "beyond what any field takes" in error_of(answer, 400, "invalid_value")
+    assert answer.json()["error"]["param"] == param
+
+
 def test_the_least_values_are_taken(server):
     server.ok("/generate", {"prompt": [5], "max_tokens": 2, "repetition_penalty": 1e-6, "top_p": 1e-30})
 
