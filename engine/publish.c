@@ -108,7 +108,7 @@ static void count_request(struct publisher *publisher, const struct job *job, en
     if (start_us != 0) {
         add(&stats->running, -1);
     }
-    if (finish == FINISH_CANCELLED) {
+    if (finish == FINISH_CANCELLED && request->error.code == ERR_OK) {
         const enum stats_stage stage = start_us == 0   ? STAGE_QUEUED
                                        : scoring       ? STAGE_SCORE
                                        : first_us == 0 ? STAGE_PREFILL

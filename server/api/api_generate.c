@@ -2,6 +2,7 @@
 #include "engine/clock.h"
 #include "server/api/routes.h"
 #include "server/generate/sse.h"
+#include "server/io/answer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +46,8 @@ static enum exchange_next work_answer(struct generate_work *work, struct exchang
 static enum exchange_next work_next(struct exchange *x, void *data)
 {
     struct generate_work *const work = data;
-    const struct request *const request = work->job.request;
-    if (routes_gone(x, work->job.request)) {
+    struct request *const request = work->job.request;
+    if (routes_gone(x, request)) {
         return EXCHANGE_ANSWER;
     }
     if (work->job.stream) {
@@ -58,6 +59,7 @@ static enum exchange_next work_next(struct exchange *x, void *data)
         return next;
     }
     if (atomic_load(&request->n_item_done) < request->n_item) {
+        (void)answer_end_failed(request);
         return EXCHANGE_WAIT;
     }
     return work_answer(work, x);

@@ -2,6 +2,7 @@
 #include "engine/clock.h"
 #include "engine/scoring.h"
 #include "server/api/routes.h"
+#include "server/io/answer.h"
 #include "server/score/score_labels.h"
 #include "server/score/score_stream.h"
 
@@ -78,14 +79,15 @@ static enum exchange_next work_stream(struct score_work *work, struct exchange *
 static enum exchange_next work_next(struct exchange *x, void *data)
 {
     struct score_work *const work = data;
-    const struct request *const request = work->job.request;
-    if (routes_gone(x, work->job.request)) {
+    struct request *const request = work->job.request;
+    if (routes_gone(x, request)) {
         return EXCHANGE_ANSWER;
     }
     if (work->job.stream) {
         return work_stream(work, x);
     }
     if (atomic_load(&request->n_item_done) < request->n_item) {
+        (void)answer_end_failed(request);
         return EXCHANGE_WAIT;
     }
     struct api_error error = {0};

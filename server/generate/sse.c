@@ -124,17 +124,6 @@ static bool sse_choice_next(struct sse *sse, int i, struct text *out,
     return true;
 }
 
-static bool sse_failed(const struct request *request)
-{
-    for (int i = 0; i < request->n_item; i++) {
-        const enum finish state = (enum finish)atomic_load(&request->item[i].state);
-        if (state != FINISH_NONE && state != FINISH_STOP && state != FINISH_LENGTH) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Decides whether the head can be sent. true: the stream is open. */
 static bool sse_open(struct sse *sse, struct exchange *x)
 {
@@ -167,12 +156,12 @@ static enum exchange_next sse_break(struct sse *sse, struct exchange *x,
 enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct answer_meta *meta,
                             struct api_error *error)
 {
-    const struct request *const request = sse->job->request;
+    struct request *const request = sse->job->request;
     const bool over = atomic_load(&request->n_item_done) == request->n_item;
-    const bool failed = sse_failed(request);
+    const bool failed = answer_end_failed(request);
     x->wake_at_us = sse->ping_us;
     if (failed && !over) {
-        return EXCHANGE_WAIT; /* the other choices end in the same step or soon after */
+        return EXCHANGE_WAIT; /* the other choices end with the next step */
     }
     if (failed) {
         (void)answer_check(request, error);

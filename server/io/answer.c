@@ -120,8 +120,26 @@ static void answer_engine_error(const struct err *err, struct api_error *error)
     }
 }
 
+bool answer_end_failed(struct request *request)
+{
+    for (int i = 0; i < request->n_item; i++) {
+        const enum finish state = (enum finish)atomic_load(&request->item[i].state);
+        if (state != FINISH_NONE && state != FINISH_STOP && state != FINISH_LENGTH) {
+            request_cancel(request);
+            return true;
+        }
+    }
+    return false;
+}
+
 bool answer_check(const struct request *request, struct api_error *error)
 {
+    for (int i = 0; i < request->n_item; i++) {
+        if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
+            answer_engine_error(&request->error, error); /* why the others were cancelled */
+            return false;
+        }
+    }
     for (int i = 0; i < request->n_item; i++) {
         switch ((enum finish)atomic_load(&request->item[i].state)) {
         case FINISH_STOP:

@@ -35,7 +35,9 @@ struct answer_times answer_times_of(const struct request *request, int64_t begin
 void answer_timings(struct text *out, const struct request *request, int64_t begin_us,
                     int64_t n_prompt, int64_t n_decoded);
 
-/* The error of the first item that did not end well. true: all did. */
+/* Whether an item did not end well. Then the answer is an error, and the other items are cancelled. */
+bool answer_end_failed(struct request *request);
+/* The error of the first item for which the engine failed, or else that did not end well. true: all did. */
 bool answer_check(const struct request *request, struct api_error *error);
 
 /* ---- tokens -------------------------------------------------------------------------------- */

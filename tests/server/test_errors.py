@@ -118,6 +118,13 @@ def test_what_is_no_number_is_an_error_500(tmp_path):
         s.counted('requests_total{route="/generate",code="424"}')
         assert s.metric('requests_rejected_total{reason="invalid"}') == 0  # it had been taken
         assert s.get("/health/ready?deep=1").status_code == 200
+        # The other texts of a request are not computed in vain, and do not hide why it failed.
+        many, before = [[300] * 39] * 200, s.metric("engine_steps_total")
+        s.ok("/score", {"tokens": many})
+        all_of_them = s.metric("engine_steps_total") - before
+        error_of(s.post("/score", {"tokens": many[:1] + [[300] * 60] + many}), 500, "numerical_error")
+        assert s.metric("engine_steps_total") - before < 1.5 * all_of_them
+        assert s.metric('requests_cancelled_total{stage="score"}') == 0
 
 
 @pytest.mark.skipif(bool({"asan", "tsan"} & set(PROGRAM.split("/"))),
