@@ -40,6 +40,7 @@ struct jsonl {
     struct fields defaults;
     uint64_t fields;
     struct jsonl_out out;
+    struct text record; /* of this run; empty for standard output */
     struct progress progress;
     int64_t n_document, n_token;
 
@@ -377,21 +378,6 @@ static enum err_code read_shard(struct jsonl_shard *shard, const char *given, st
     return ERR_OK;
 }
 
-static enum err_code check_record(const struct jsonl *it, const struct text *defaults,
-                                  struct err *err)
-{
-    struct text record = {0};
-    enum err_code code = ERR_OK;
-    if (it->out.errors_path != NULL) {
-        code = jsonl_record_make(&record, it->kind->doing, it->options, defaults, &it->in, err);
-    }
-    if (code == ERR_OK) {
-        code = jsonl_record_put(&record, &it->out, it->options->resume, err);
-    }
-    text_free(&record);
-    return code;
-}
-
 static enum err_code open_files(struct jsonl *it, const struct text *defaults, struct err *err)
 {
     const struct options *const options = it->options;
@@ -407,12 +393,23 @@ static enum err_code open_files(struct jsonl *it, const struct text *defaults, s
     if (score_fields_read(&it->fields, options->fields, err) != ERR_OK ||
         read_shard(&shard, options->shard, err) != ERR_OK ||
         jsonl_in_open(&it->in, path, n, shard, (size_t)options->max_line_bytes, err) != ERR_OK ||
-        jsonl_out_open(&it->out, output, &it->in, err) != ERR_OK ||
-        check_record(it, defaults, err) != ERR_OK) {
+        jsonl_out_open(&it->out, output, &it->in, err) != ERR_OK) {
         return err->code;
     }
-    return options->resume ? jsonl_out_resume(&it->out, &it->in, err)
-                           : jsonl_out_begin(&it->out, err);
+    if (it->out.errors_path != NULL &&
+        (jsonl_record_make(&it->record, it->kind->doing, options, defaults, &it->in, err) !=
+             ERR_OK ||
+         jsonl_record_check(&it->record, &it->out, options->resume, err) != ERR_OK)) {
+        return err->code;
+    }
+    return options->resume ? jsonl_out_resume(&it->out, &it->in, err) : ERR_OK;
+}
+
+/* From here on the files of an earlier run are gone. */
+static enum err_code begin_files(struct jsonl *it, struct err *err)
+{
+    const enum err_code code = jsonl_record_put(&it->record, &it->out, err);
+    return code != ERR_OK || it->options->resume ? code : jsonl_out_begin(&it->out, err);
 }
 
 /* What the options say about every request, as text and read. */
@@ -445,7 +442,10 @@ static enum err_code open_all(struct jsonl *it, struct err *err)
         it->ce.limits.defaults = &it->defaults;
         it->ce.limits.strict = it->options->strict;
     }
-    return code;
+    if (code == ERR_OK && it->kind->begin != NULL) {
+        code = it->kind->begin(it->kind->ctx, &it->ce, err);
+    }
+    return code == ERR_OK ? begin_files(it, err) : code;
 }
 
 int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
@@ -457,9 +457,6 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
                        .room = PTHREAD_COND_INITIALIZER};
     struct err err;
     enum err_code code = open_all(&it, &err);
-    if (code == ERR_OK && kind->begin != NULL) {
-        code = kind->begin(kind->ctx, &it.ce, &err);
-    }
     if (code == ERR_OK) {
         code = run(&it, &err);
     }
@@ -471,6 +468,7 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
     }
     cmd_engine_close(&it.ce);
     fields_close(&it.defaults);
+    text_free(&it.record);
     jsonl_out_close(&it.out);
     jsonl_in_close(&it.in);
     return code != ERR_OK ? cmd_fail(&err) : n_bad > 0 && options->strict ? 1 : 0;

@@ -63,6 +63,7 @@ struct jsonl_out {
     int64_t n_result, n_bad;     /* lines in the files, those of an earlier run included */
     int64_t n_raw;               /* bytes of results in the open member */
     int64_t written_us, ended_us;
+    bool failed; /* a write failed: nothing more is written */
 };
 
 /* Opens the output for writing; in is needed to refuse overwriting an input. What the file holds

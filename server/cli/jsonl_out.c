@@ -28,15 +28,34 @@ static bool same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-static enum err_code check_apart(const struct jsonl_out *out, const struct jsonl_in *in,
-                                 struct err *err)
+/* Refuses to write over what is read: path, if it is there, is none of the inputs. */
+static enum err_code check_apart(const char *path, const struct jsonl_in *in, struct err *err)
 {
     struct stat own;
     struct stat other;
-    for (int i = 0; i < in->n && fstat(out->fd, &own) == 0 && S_ISREG(own.st_mode); i++) {
-        if (stat(in->path[i], &other) == 0 && same_file(&own, &other)) {
-            return err_set(err, ERR_ARGUMENT, "--output %s: is an input too: give another name",
-                           out->path);
+    for (int i = 0; i < in->n && stat(path, &own) == 0 && S_ISREG(own.st_mode); i++) {
+        const bool standard = strcmp(in->path[i], "-") == 0;
+        if ((standard ? fstat(STDIN_FILENO, &other) : stat(in->path[i], &other)) == 0 &&
+            same_file(&own, &other)) {
+            return err_set(err, ERR_ARGUMENT,
+                           "--output: %s would be written and is an input too: "
+                           "give another name",
+                           path);
+        }
+    }
+    return ERR_OK;
+}
+
+/* The output, its faults and its record. */
+static enum err_code check_outputs(const struct jsonl_out *out, const struct jsonl_in *in,
+                                   struct err *err)
+{
+    static const char *const endings[] = {"", ".errors", ".run"};
+    char path[PREFIX_MAX + 8];
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        (void)snprintf(path, sizeof path, "%.4200s%s", out->path, endings[i]);
+        if (check_apart(path, in, err) != ERR_OK) {
+            return err->code;
         }
     }
     return ERR_OK;
@@ -67,7 +86,7 @@ enum err_code jsonl_out_open(struct jsonl_out *out, const char *path, const stru
         }
         (void)snprintf(out->errors_path, bytes, "%s.errors", path);
         out->errors_fd = -1;
-        if (open_file(&out->fd, path, err) != ERR_OK || check_apart(out, in, err) != ERR_OK ||
+        if (check_outputs(out, in, err) != ERR_OK || open_file(&out->fd, path, err) != ERR_OK ||
             open_file(&out->errors_fd, out->errors_path, err) != ERR_OK) {
             return err->code;
         }
@@ -206,18 +225,82 @@ static size_t put_place(char place[PREFIX_MAX], const char *name, int64_t number
     return (size_t)n;
 }
 
+static const char *last_part(const char *path)
+{
+    const char *const slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
+/* Bytes of FILE in a fault's "FILE:LINE: ", and the line; -1: it does not begin so. */
+static int64_t place_of(const struct faults *faults, int64_t *number)
+{
+    for (ssize_t i = 1; i < faults->n && i < PREFIX_MAX; i++) {
+        char *end = NULL;
+        if (faults->line[i] == ':' && faults->line[i + 1] >= '0' && faults->line[i + 1] <= '9') {
+            *number = strtoll(faults->line + i + 1, &end, 10);
+            if (end[0] == ':' && end[1] == ' ') {
+                return i;
+            }
+        }
+    }
+    return -1;
+}
+
+/* Whether the next fault is about line number of that file, of any line if 0. Its directory may be spelled in
+ * another way if no other input has the same last part. */
+static bool is_about(const struct faults *faults, const struct jsonl_in *in, int file,
+                     int64_t number)
+{
+    const char *const name = jsonl_in_name(in, file);
+    char place[PREFIX_MAX];
+    const size_t n = put_place(place, name, number);
+    if (number != 0 && faults->n >= (ssize_t)n && memcmp(faults->line, place, n) == 0) {
+        return true;
+    }
+    int64_t line = 0;
+    const int64_t n_file = faults->n > 0 ? place_of(faults, &line) : -1;
+    if (n_file < 0 || (number != 0 && line != number)) {
+        return false;
+    }
+    if ((size_t)n_file == strlen(name) && memcmp(faults->line, name, (size_t)n_file) == 0) {
+        return true;
+    }
+    int n_same = 0;
+    for (int i = 0; i < in->n; i++) {
+        n_same += strcmp(last_part(jsonl_in_name(in, i)), last_part(name)) == 0;
+    }
+    (void)snprintf(place, sizeof place, "%.*s", (int)n_file, faults->line);
+    return n_same == 1 && strcmp(last_part(place), last_part(name)) == 0;
+}
+
 /* Whether the next fault is about the line that was just read; if so, moves on to the next
  * fault. */
 static bool take_fault(struct faults *faults, const struct jsonl_in *in)
 {
-    char place[PREFIX_MAX];
-    const size_t n = put_place(place, jsonl_in_name(in, in->file), in->number);
-    if (faults->n < (ssize_t)n || memcmp(faults->line, place, n) != 0) {
+    if (!is_about(faults, in, in->file, in->number)) {
         return false;
     }
     faults->keep += faults->n;
     next_fault(faults);
     return true;
+}
+
+/* A fault that is left is of a line that will be read again, or of no input. */
+static enum err_code check_left(const struct jsonl_out *out, const struct faults *faults,
+                                const struct jsonl_in *in, struct err *err)
+{
+    for (int i = 0; i < in->n && faults->n > 0; i++) {
+        if (is_about(faults, in, i, 0)) {
+            return ERR_OK;
+        }
+    }
+    const int n_shown = faults->n > 80 ? 80 : (int)faults->n - 1;
+    return faults->n <= 0
+               ? ERR_OK
+               : err_set(err, ERR_ARGUMENT,
+                         "--resume: %s has a fault of another input, \"%.*s\": give the inputs "
+                         "under the names of the first run",
+                         out->errors_path, n_shown, faults->line);
 }
 
 /* Moves in past all lines that have a result or a fault. Every line before the last result has one
@@ -250,7 +333,9 @@ static enum err_code skip_done(struct jsonl_out *out, struct jsonl_in *in, struc
             break;
         }
     }
-    return cut(out->errors_fd, faults->keep, out->errors_path, err);
+    return check_left(out, faults, in, err) == ERR_OK
+               ? cut(out->errors_fd, faults->keep, out->errors_path, err)
+               : err->code;
 }
 
 enum err_code jsonl_out_resume(struct jsonl_out *out, struct jsonl_in *in, struct err *err)
@@ -275,13 +360,9 @@ enum err_code jsonl_out_resume(struct jsonl_out *out, struct jsonl_in *in, struc
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-enum err_code jsonl_out_flush(struct jsonl_out *out, bool end, struct err *err)
+/* Writes all that is not written yet. */
+static enum err_code write_all(struct jsonl_out *out, bool end, int64_t now_us, struct err *err)
 {
-    const int64_t now_us = clock_now_us();
-    const bool late = now_us - out->written_us > WRITE_US;
-    if (!end && !late && out->results.n < BUFFER_BYTES) {
-        return ERR_OK;
-    }
     if (out->results.failed || out->errors.failed) {
         return err_set(err, ERR_MEMORY, "no memory for the results");
     }
@@ -304,6 +385,21 @@ enum err_code jsonl_out_flush(struct jsonl_out *out, bool end, struct err *err)
         return codec_end(out->writer, err);
     }
     return ERR_OK;
+}
+
+enum err_code jsonl_out_flush(struct jsonl_out *out, bool end, struct err *err)
+{
+    const int64_t now_us = clock_now_us();
+    const bool late = now_us - out->written_us > WRITE_US;
+    if (out->failed) { /* a part may be in the files: what follows it would not */
+        return err_set(err, ERR_IO, "%s: could not be written", out->path);
+    }
+    if (!end && !late && out->results.n < BUFFER_BYTES) {
+        return ERR_OK;
+    }
+    const enum err_code code = write_all(out, end, now_us, err);
+    out->failed = code != ERR_OK;
+    return code;
 }
 
 enum err_code jsonl_out_add(struct jsonl_out *out, const struct text *result, struct err *err)

@@ -286,19 +286,29 @@ static enum err_code write_file(const struct text *record, const char *path, str
     return code;
 }
 
-enum err_code jsonl_record_put(const struct text *record, const struct jsonl_out *out, bool resume,
-                               struct err *err)
+/* The name of the output's record; false: it has none. */
+static bool record_path(char path[PATH_BYTES], const struct jsonl_out *out)
 {
     struct stat status;
+    (void)snprintf(path, PATH_BYTES, "%.*s.run", OPTIONS_PATH_MAX, out->path);
+    return out->errors_path != NULL && fstat(out->fd, &status) == 0 && S_ISREG(status.st_mode) &&
+           strlen(out->path) <= OPTIONS_PATH_MAX;
+}
+
+enum err_code jsonl_record_check(const struct text *record, const struct jsonl_out *out,
+                                 bool resume, struct err *err)
+{
     char path[PATH_BYTES];
-    if (out->errors_path == NULL || fstat(out->fd, &status) != 0 || !S_ISREG(status.st_mode) ||
-        strlen(out->path) > OPTIONS_PATH_MAX) {
+    if (!record_path(path, out)) {
         return ERR_OK;
     }
-    (void)snprintf(path, sizeof path, "%s.run", out->path);
-    if ((resume && compare_file(record, path, true, err) != ERR_OK) ||
-        compare_shards(record, path, err) != ERR_OK) {
-        return err->code;
-    }
-    return write_file(record, path, err);
+    const enum err_code code = resume ? compare_file(record, path, true, err) : ERR_OK;
+    return code == ERR_OK ? compare_shards(record, path, err) : code;
+}
+
+enum err_code jsonl_record_put(const struct text *record, const struct jsonl_out *out,
+                               struct err *err)
+{
+    char path[PATH_BYTES];
+    return record_path(path, out) ? write_file(record, path, err) : ERR_OK;
 }

@@ -28,9 +28,12 @@ enum err_code jsonl_record_make(struct text *record, const char *doing,
  * shard of the same corpus. ERR_FORMAT says how they differ. */
 enum err_code jsonl_record_compare(const struct text *record, const char *other, size_t bytes,
                                    bool is_own, const char *path, struct err *err);
-/* Compares with the records that are there, then writes the record of an open output that is a
- * regular file. Does nothing for standard output. */
-enum err_code jsonl_record_put(const struct text *record, const struct jsonl_out *out, bool resume,
+/* Compares with the records that are there: of the output, if it is resumed, and of other shards. This and
+ * the next do nothing for an output that is no regular file. */
+enum err_code jsonl_record_check(const struct text *record, const struct jsonl_out *out,
+                                 bool resume, struct err *err);
+/* Writes the record. */
+enum err_code jsonl_record_put(const struct text *record, const struct jsonl_out *out,
                                struct err *err);
 
 #endif

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -113,6 +114,69 @@ def test_a_killed_run_goes_on(folder):
     assert run(*command).returncode == 0
     assert out.read_bytes() == (folder / "whole.jsonl").read_bytes()
     assert len((folder / "killed.jsonl.errors").read_text().splitlines()) == 2
+
+
+def test_resume_knows_its_input_however_its_place_is_spelled(folder, tmp_path):
+    whole, faults = (read(folder / name) for name in ("whole.jsonl", "whole.jsonl.errors"))
+    out = tmp_path / "out.jsonl"
+    errors = tmp_path / "out.jsonl.errors"
+    other = os.path.relpath(folder / "in.jsonl")
+    (tmp_path / "in.jsonl").write_text((folder / "in.jsonl").read_text())
+    for given in ([other], [os.path.join(str(folder), ".", "in.jsonl")]):
+        out.write_bytes(whole[:whole.index(b"\n", len(whole) // 2) + 1])
+        errors.write_bytes(faults)
+        assert run("score", "--jsonl", *given, "--output", out, "--resume").returncode == 0
+        assert out.read_bytes() == whole and errors.read_text().splitlines()[0] == faults.decode().splitlines()[0]
+    # Which of two files of one name, or a file of another: not guessed, and nothing is cut off.
+    (tmp_path / "other").write_text('{"text": "a"}')
+    for given in ([other, tmp_path / "in.jsonl"], [tmp_path / "other"]):
+        out.write_bytes(b"")
+        errors.write_bytes(faults)
+        assert "has a fault of another input" in fails(2, "score", "--jsonl", *given, "--output", out, "--resume")
+        assert errors.read_bytes() == faults
+
+
+def test_a_file_that_cannot_be_written_holds_each_fault_once(folder, tmp_path):
+    lines = [json.dumps({"tokens": [5, 6, 99999 if i % 10 == 3 else 7 + i % 50], "id": i}) for i in range(400)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    command = ["score", "--jsonl", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30000, resource.RLIM_INFINITY))
+
+    done = subprocess.run([str(PROGRAM), *map(str, command)], preexec_fn=limit, stderr=subprocess.PIPE,
+                          timeout=LIMIT_S, check=False)
+    assert done.returncode == 1 and b"out.jsonl: cannot be written: File too large" in done.stderr, done.stderr
+    faults = (tmp_path / "out.jsonl.errors").read_text().splitlines()
+    assert faults and len(set(faults)) == len(faults)
+    assert run(*command, "--resume").returncode == 0
+    assert len((tmp_path / "out.jsonl.errors").read_text().splitlines()) == 40
+    assert [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [
+        i for i in range(400) if i % 10 != 3]
+
+
+def test_no_input_is_written_over(folder, tmp_path):
+    text = (folder / "in.jsonl").read_bytes()
+    for name in ("a", "a.errors", "a.run"):
+        path = tmp_path / name
+        path.write_bytes(text)
+        line = fails(2, "score", "--jsonl", path, "--output", tmp_path / "a")
+        assert "--output: %s would be written and is an input too" % path in line
+        with open(path, "rb") as file:  # standard input
+            done = subprocess.run([str(PROGRAM), "score", "--jsonl", "--output", str(tmp_path / "a")], stdin=file,
+                                  stderr=subprocess.PIPE, timeout=LIMIT_S, check=False)
+        assert done.returncode == 2 and b"is an input too" in done.stderr
+        assert path.read_bytes() == text
+        path.unlink()
+
+
+def test_what_cannot_begin_leaves_the_earlier_results(folder, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert run("score", "--jsonl", folder / "in.jsonl", "--output", out).returncode == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    fails(1, "score", "--jsonl", folder / "in.jsonl", "--output", out, "--overlay", folder / "in.jsonl")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before and before["out.jsonl"]
 
 
 @pytest.mark.parametrize("arguments, status, wanted", [
