@@ -56,6 +56,7 @@ texts with fastBPE and the same codes before they are sent, or convert again wit
 the server splits plain text itself. FILE is `codes` in the folder of XLM's preprocessed data."""
 WRITTEN = {"config.json", "generation_config.json", "model.safetensors", "vocab.txt", "codes", "tokenizer.model",
            "tokenizer.json", "vocab.json", "merges.txt", identity.NAME}
+MADE = ("pkm_transformer", "all_attention", "memory_llama")  # model_type of what is made here
 
 
 class Parser(argparse.ArgumentParser):
@@ -303,15 +304,32 @@ def fill_directory(directory, model, source, args):
     return written
 
 
-def check_place(output):
+def made_here(directory):
+    """Whether its config.json says that it is a conversion's."""
+    try:
+        with open(os.path.join(directory, "config.json"), "rb") as file:
+            config = json.loads(file.read(1 << 20))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") in MADE
+
+
+def check_place(output, source):
     """The output may be new, empty, or an earlier conversion, which is then replaced."""
     if os.path.lexists(output):
         if not os.path.isdir(output) or os.path.islink(output):
             raise Refused("--output %s exists and is not a directory" % output)
-        others = sorted(set(os.listdir(output)) - WRITTEN)
+        if any(os.path.exists(path) and os.path.samefile(output, path)
+               for path in (source, os.path.dirname(os.path.abspath(source)))):
+            raise Refused("--output %s holds the source, which would be replaced; give a new directory" % output)
+        present = sorted(os.listdir(output))
+        others = [name for name in present if name not in WRITTEN]
         if others:
             raise Refused("--output %s holds other files (%s); give a new directory"
                           % (output, others[0]))
+        if present and not made_here(output):
+            raise Refused("--output %s holds what is no earlier conversion (%s); give a new directory"
+                          % (output, present[0]))
 
 
 def make_parents(path):
@@ -343,7 +361,7 @@ def publish(staged, output):
 
 def save(args, model, text):
     output = os.path.abspath(args.output)
-    check_place(output)
+    check_place(output, args.source)
     made = make_parents(output)
     staged = None
     try:
@@ -402,7 +420,7 @@ def summary(args, family, model, text, written):
 
 
 def convert(args):
-    check_place(os.path.abspath(args.output))  # before hours of work
+    check_place(os.path.abspath(args.output), args.source)  # before hours of work
     for option, path in (("--tokenizer", args.tokenizer), ("--codes", args.codes)):
         if path is not None and os.path.getsize(path) == 0:
             raise Refused("%s %s is empty" % (option, path))

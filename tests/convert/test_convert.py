@@ -385,8 +385,8 @@ def test_set_gives_what_the_file_lacks_and_nothing_else(tmp_path, refused):
 
 def test_an_earlier_conversion_is_replaced_and_other_files_are_not(tiny, tmp_path):
     got = made(tmp_path, tiny)
-    (got / "config.json").write_text("old")
-    assert made(tmp_path, tiny) == got and (got / "config.json").read_text() != "old"
+    (got / "config.json").write_text('{"model_type": "all_attention"}')
+    assert made(tmp_path, tiny) == got and "pkm" in (got / "config.json").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.pth", "model"]
     (got / "notes.txt").write_text("mine")
     again = convert(tiny, "--output", got)

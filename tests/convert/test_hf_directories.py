@@ -262,3 +262,17 @@ def test_the_family_is_found_and_runs_repeat(folder, tmp_path):
         assert (got.status, got.err) == (0, "")
     for name in ("config.json", "model.safetensors"):
         assert (outputs[0] / name).read_bytes() == (outputs[1] / name).read_bytes()
+
+
+def test_neither_the_source_nor_another_model_is_replaced(tmp_path):
+    """Their files have the names that a conversion writes."""
+    source, other = tmp_path / "source", tmp_path / "other"
+    for folder in (source, other):
+        folder.mkdir()
+        hw.tiny(folder)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    for output, words in ((source, "holds the source"), (tmp_path, "holds the source"),
+                          (other, "no earlier conversion (config.json)")):
+        got = convert(source, "--output", output, "--dtype", "int8", "--force")
+        assert got.status == 1 and words in got.err, got.err
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*")} == before and len(before) >= 4
