@@ -68,9 +68,7 @@ const struct safetensors_entry *loader_take(struct loader *loader, const struct 
     if (index < 0) {
         loader->code =
             err_set(loader->err, ERR_FORMAT, "%s: tensor %s is missing: config.json promises it",
-                    tensors_n(loader->tensors) > 0 ? tensors_at(loader->tensors, 0)->path
-                                                   : "model.safetensors",
-                    name->text);
+                    tensors_path(loader->tensors), name->text);
         return NULL;
     }
     const struct safetensors_entry *const entry = tensors_at(loader->tensors, index);

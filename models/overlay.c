@@ -328,7 +328,8 @@ static enum err_code add_table(struct sha256 *sum, const struct tensors *tensors
             sha256_add(sum, entry->data, entry->bytes);
             tensors_release(entry);
         } else if (i == 0) {
-            return err_set(err, ERR_FORMAT, "tensor %s is missing", name);
+            return err_set(err, ERR_FORMAT, "%s: tensor %s is missing", tensors_path(tensors),
+                           name);
         }
     }
     return ERR_OK;

@@ -2,6 +2,7 @@
 #include "models/overlay_apply.h"
 
 #include "kernels/int8.h"
+#include "models/identity.h"
 #include "models/mapped.h"
 #include "models/table.h"
 
@@ -90,7 +91,8 @@ static enum err_code copy_file(const struct apply *it, const char *name, struct 
 /* Whether a file describes the base in a way that would be wrong for the copy. */
 static bool is_about_base(const char *name)
 {
-    return name[0] == '.' || strcmp(name, "README.md") == 0 || strcmp(name, "parity.json") == 0;
+    return name[0] == '.' || strcmp(name, "README.md") == 0 || strcmp(name, "parity.json") == 0 ||
+           strcmp(name, IDENTITY_NAME) == 0;
 }
 
 static enum err_code copy_files(const struct apply *it, struct err *err)
@@ -326,12 +328,18 @@ static enum err_code make_directory(struct apply *it, struct err *err)
                        it->to);
     }
     const int length = snprintf(it->part, sizeof it->part, "%.*s.part", (int)n, it->to);
-    if (length < 0 || (size_t)length >= sizeof it->part || mkdir(it->part, 0777) != 0) {
-        const enum err_code code = failed(it->part, "cannot be made", err);
-        it->part[0] = '\0';
-        return code;
+    if (length >= 0 && (size_t)length < sizeof it->part && mkdir(it->part, 0777) == 0) {
+        return ERR_OK;
     }
-    return ERR_OK;
+    const enum err_code code =
+        errno == EEXIST
+            ? err_set(err, ERR_IO,
+                      "%s: is there already: an apply is making it, or one was interrupted and it "
+                      "may be removed",
+                      it->part)
+            : failed(it->part, "cannot be made", err);
+    it->part[0] = '\0';
+    return code;
 }
 
 enum err_code overlay_apply(struct overlay_applied *applied, const char *base, const char *overlay,

@@ -26,7 +26,8 @@ enum err_code table_open(struct table *table, const struct tensors *tensors,
     table_name(name, memory, experts);
     const struct safetensors_entry *const entry = find(tensors, name, ".weight");
     if (entry == NULL) {
-        return err_set(err, ERR_FORMAT, "tensor %s.weight is missing", name);
+        return err_set(err, ERR_FORMAT, "%s: tensor %s.weight is missing", tensors_path(tensors),
+                       name);
     }
     *table = (struct table){.entry = entry,
                             .scale = find(tensors, name, ".weight.scale"),

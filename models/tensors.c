@@ -303,6 +303,11 @@ enum err_code tensors_check_files(const struct tensors *tensors, bool reads_only
 
 /* ---- access ------------------------------------------------------------------------------- */
 
+const char *tensors_path(const struct tensors *tensors)
+{
+    return tensors->n_shard > 0 ? tensors->shard[0].path : "model.safetensors";
+}
+
 int tensors_n(const struct tensors *tensors)
 {
     return tensors->n_entry;

@@ -26,6 +26,8 @@ enum err_code tensors_check_files(const struct tensors *tensors, bool reads_only
 
 /* Entries in ascending order of their names, which are distinct. */
 int tensors_n(const struct tensors *tensors);
+/* Of the first file, for messages about tensors that are in none. Borrowed. */
+const char *tensors_path(const struct tensors *tensors);
 const struct safetensors_entry *tensors_at(const struct tensors *tensors, int index);
 /* The index of name, or -1. */
 int tensors_find(const struct tensors *tensors, const char *name);

@@ -355,6 +355,7 @@ def small(folder, dtype, experts=False):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "README.md").write_text("of the base")
     (folder / ".hidden").write_text("")
+    (folder / "model.sha256").write_text("of the base")
     (folder / "vocab.txt").write_text("words")
     tensors = {"embeddings.weight": normal(1, 9, D), **table_of(dtype, normal(2, N, D))}
     if experts:
@@ -377,7 +378,7 @@ def test_apply_and_diff_are_each_others_inverse(tmp_path, dtype):
     assert ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / "new") == (
         "memory 0: 3 rows written to %s\n" % (tmp_path / "new"))
     before, after = files_of(tmp_path / "base"), files_of(tmp_path / "new")
-    assert set(before) - set(after) == {"README.md", ".hidden"} and not set(after) - set(before)
+    assert set(before) - set(after) == {"README.md", ".hidden", "model.sha256"} and not set(after) - set(before)
     assert [name for name in after if after[name] != before[name]] == ["model.safetensors"]
     wanted, got = dict(tensors), read(tmp_path / "new/model.safetensors")[0]
     for name in rows:
@@ -456,6 +457,9 @@ def test_what_diff_and_apply_refuse_by_name(tmp_path):
     refused(1, "NaN", rows=np.full((1, D), np.nan, "<f4"))
     refused(1, "new row 1 has the number", rows=np.full((1, D), 3.4e38, "<f4"))
     refused(1, "cannot be made", to=tmp_path / "no" / "x")
+    (tmp_path / "x.part").mkdir()
+    refused(1, "x.part: is there already: an apply is making it, or one was interrupted and it may be removed")
+    (tmp_path / "x.part").rmdir()
     (tmp_path / "o").unlink()
 
     other = tmp_path / "other"
@@ -466,6 +470,10 @@ def test_what_diff_and_apply_refuse_by_name(tmp_path):
     write(other / "model.safetensors", {k: v for k, v in tuned.items() if k == NAME}, {})
     assert "tensor embeddings.weight is missing" in fails(
         2, "memory", "diff", tmp_path / "base", other, "-o", tmp_path / "x")
+    write(other / "model.safetensors", {k: v for k, v in tuned.items() if k != NAME}, {})
+    for models in ([other, tmp_path / "base"], [tmp_path / "base", other]):  # which of them is told
+        line = fails(1, "memory", "diff", *models, "-o", tmp_path / "x")
+        assert "%s: tensor %s is missing" % (other / "model.safetensors", NAME) in line
     nan = tuned[NAME].copy()
     nan[4, 2] = 0x7fc0
     write(other / "model.safetensors", {**tuned, NAME: nan}, {})
