@@ -155,16 +155,22 @@ void api_root(struct server *server, struct exchange *x)
         page_write(x);
         return;
     }
+    text_puts(&x->out, "pkmserve " PKMSERVE_VERSION "\n\n");
+    x->status = 200;
+    x->content_type = "text/plain; charset=utf-8";
+    if (x->admin) {
+        text_puts(&x->out, "GET  /metrics  /health  /memory/overlays  /memory/counts\n"
+                           "PUT  /memory/overlays/NAME, DELETE\n");
+        return;
+    }
     text_printf(&x->out,
-                "pkmserve " PKMSERVE_VERSION "\n\n"
                 "POST /generate    {\"prompt\": \"...\", \"max_tokens\": 64}\n"
                 "POST /score       {\"text\": \"...\"}\n"
                 "POST /tokenize    {\"prompt\": \"...\"}\n"
                 "POST /detokenize  {\"tokens\": [...]}\n"
-                "GET  /v1/models   /info  /version  /health  /metrics%s\n",
+                "GET  /v1/models   /info  /version  /health%s%s\n",
+                server->options->admin_port == 0 ? "  /metrics" : "",
                 server->options->ui ? "  /ui" : "");
-    x->status = 200;
-    x->content_type = "text/plain; charset=utf-8";
 }
 
 void api_chat(struct server *server, struct exchange *x)

@@ -450,7 +450,7 @@ static enum err_code check_together(const struct options *options, enum command 
     if (options->memory_counts && options->admin_port == 0) {
         return err_set(
             err, ERR_ARGUMENT,
-            "--memory-counts on needs --admin-port, where GET /memory/counts tells them");
+            "--memory-counts on needs --admin-port, where GET /memory/counts returns them");
     }
     return check_memory(options, command, err);
 }

@@ -278,6 +278,11 @@ def test_admin_port_takes_the_metrics_and_gives_no_work(key_file):
             error_of(requests.get(admin + path, timeout=PATIENCE), 404, "route_not_found")
         answer = requests.post(admin + "/generate", data=BODY, timeout=PATIENCE)
         error_of(answer, 404, "route_not_found")
+        # Each names the routes that it has.
+        there = requests.get(admin + "/", timeout=PATIENCE).text
+        assert "/metrics" in there and "/memory/overlays" in there and "/generate" not in there
+        here = get(server, "/").text
+        assert "/generate" in here and "/metrics" not in here
 
 
 @pytest.mark.parametrize("text, wanted", [
