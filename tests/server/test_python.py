@@ -82,6 +82,24 @@ def test_generations_in_order(server, client):
     assert alone[0].text == client.generate("It was", max_tokens=3, seed=5)[0].text
 
 
+def test_each_of_many_prompts_has_draws_of_its_own(server):
+    """They go in several requests; the first of them is as before."""
+    many = Client(server.url).generate(["Once upon a time"] * 64, max_tokens=12, seed=1, temperature=1.0)
+    few = Client(server.url).generate(["Once upon a time"] * 32, max_tokens=12, seed=1, temperature=1.0)
+    texts = [g.text for g in many]
+    assert texts[:32] == [g.text for g in few]
+    assert sum(a == b for a, b in zip(texts[:32], texts[32:])) < 16
+
+
+def test_a_client_serves_one_loop_after_another(server):
+    client = AsyncClient(server.url, concurrency=1)
+
+    async def several():
+        return await asyncio.gather(*(client.score("a text") for _ in range(4)))
+
+    assert [len(asyncio.run(several())) for _ in range(2)] == [4, 4]
+
+
 def test_memory_has_a_row_for_each_position(server, client):
     got = client.memory(TEXT)
     tokens = server.ok("/score", {"text": TEXT, "memory": "tokens"})["results"][0]["memory"]["layers"][0]

@@ -81,11 +81,18 @@ def score(texts: Texts, continuations: Optional[Union[Sequence[str], Sequence[Id
     return Call("/score", bodies, read_scores)
 
 
+def _seed_of(seed: Optional[int], part: int) -> Optional[int]:
+    """Of a request. The server draws by seed and place in the request: with one seed, the first prompt of each
+    request would get the same draws."""
+    return seed if seed is None or part == 0 else (int(seed) + part * 0x9E3779B97F4A7C15) % 2**64
+
+
 def generate(prompts: Texts, max_tokens: Optional[int], temperature: Optional[float],
              seed: Optional[int], n: int, fields: Mapping[str, Any]) -> Call[List[Generation]]:
     body: Object = {"logprobs": 0, "n": n, "max_tokens": max_tokens, "temperature": temperature,
-                    "seed": seed, **_whole(fields)}
-    bodies = [{**body, "prompt": part} for part in _parts(_several(prompts))]
+                    **_whole(fields)}
+    bodies = [{**body, "prompt": part, "seed": _seed_of(seed, i)}
+              for i, part in enumerate(_parts(_several(prompts)))]
     return Call("/generate", bodies, lambda answers: read_generations(answers, n))
 
 

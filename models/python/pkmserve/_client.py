@@ -78,15 +78,18 @@ class AsyncClient:
         self._retries = max(0, retries)
         self._concurrency = concurrency
         self._seats: Optional[asyncio.Semaphore] = None
+        self._loop: Optional[asyncio.AbstractEventLoop] = None  # to which the seats belong
 
     async def request(self, path: str, body: Optional[Mapping[str, Any]] = None) -> Object:
         """Any path of server/API.md that answers in JSON: POST with a body, GET without."""
         what = ("GET" if body is None else "POST", check_path(path), encode(body))
-        if self._seats is None:  # here, since it belongs to the loop that runs
-            self._seats = asyncio.Semaphore(self._concurrency)
+        loop = asyncio.get_running_loop()
+        if self._seats is None or self._loop is not loop:  # each asyncio.run has a loop of its own
+            self._seats, self._loop = asyncio.Semaphore(self._concurrency), loop
+        seats = self._seats
         for attempt in range(self._retries + 1):
             try:
-                async with self._seats:
+                async with seats:
                     return await send_async(self._address, *what)
             except Retry as retry:
                 if attempt == self._retries:
