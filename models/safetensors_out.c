@@ -1,14 +1,9 @@
 /* Writes one safetensors file: see safetensors_out.h. */
 #include "models/safetensors_out.h"
 
-#include <errno.h>
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static json_t *part_json(const struct safetensors_part *part, int64_t *offset)
 {
@@ -65,28 +60,18 @@ char *safetensors_header(const struct safetensors_part *part, int n_part,
     return header;
 }
 
-static enum err_code failed(const struct safetensors_out *out, struct err *err)
-{
-    return err_set(err, ERR_IO, "%s: cannot be written: %s", out->path, strerror(errno));
-}
-
 enum err_code safetensors_out_open(struct safetensors_out *out, const char *path,
                                    const struct safetensors_part *part, int n_part,
                                    const struct safetensors_string *metadata, int n_metadata,
                                    struct err *err)
 {
-    struct stat status;
     size_t bytes = 0;
-    *out = (struct safetensors_out){.path = path};
+    *out = (struct safetensors_out){0};
     char *const header = safetensors_header(part, n_part, metadata, n_metadata, &bytes);
-    const bool in_place = stat(path, &status) == 0 && !S_ISREG(status.st_mode);
-    if (header == NULL || (!in_place && asprintf(&out->beside, "%s.part", path) < 0)) {
-        out->beside = NULL;
-        free(header);
+    if (header == NULL) {
         return err_set(err, ERR_MEMORY, "%s: no memory to write it", path);
     }
-    out->file = fopen(in_place ? path : out->beside, "wb");
-    enum err_code code = out->file != NULL ? ERR_OK : failed(out, err);
+    const enum err_code code = file_out_open(&out->file, path, err);
     if (code == ERR_OK) {
         safetensors_out_add(out, header, bytes);
     }
@@ -96,28 +81,11 @@ enum err_code safetensors_out_open(struct safetensors_out *out, const char *path
 
 void safetensors_out_add(struct safetensors_out *out, const void *data, size_t bytes)
 {
-    (void)fwrite(data, 1, bytes, out->file); /* safetensors_out_close reports failures */
+    (void)fwrite(data, 1, bytes, out->file.file); /* file_out_close reports failures */
 }
 
 enum err_code safetensors_out_close(struct safetensors_out *out, enum err_code code,
                                     struct err *err)
 {
-    if (out->file != NULL) {
-        const bool written = fflush(out->file) == 0 && ferror(out->file) == 0;
-        if (code == ERR_OK && !written) {
-            code = failed(out, err);
-        }
-        if (fclose(out->file) != 0 && code == ERR_OK) {
-            code = failed(out, err);
-        }
-        if (out->beside != NULL && code == ERR_OK && rename(out->beside, out->path) != 0) {
-            code = failed(out, err);
-        }
-        if (out->beside != NULL && code != ERR_OK) {
-            (void)unlink(out->beside);
-        }
-    }
-    free(out->beside);
-    *out = (struct safetensors_out){0};
-    return code;
+    return file_out_close(&out->file, code, err);
 }

@@ -1,15 +1,11 @@
 /* Writes one safetensors file front to back: a header that lists the tensors, then their data in that
  * order, in pieces of any size. For counts, slot lists and overlays; models/convert writes models.
- *
- * A file appears under its name when it is complete: until then it is NAME.part beside it. So nobody
- * reads half a file, and a file may be made of itself. What is no regular file (a pipe, a device) is
- * written in place. */
+ * The file appears as file_out.h says. */
 #ifndef MODELS_SAFETENSORS_OUT_H
 #define MODELS_SAFETENSORS_OUT_H
 
+#include "models/file_out.h"
 #include "models/safetensors.h"
-
-#include <stdio.h>
 
 /* A tensor of the file. */
 struct safetensors_part {
@@ -31,9 +27,7 @@ char *safetensors_header(const struct safetensors_part *part, int n_part,
                          const struct safetensors_string *metadata, int n_metadata, size_t *bytes);
 
 struct safetensors_out {
-    const char *path; /* Borrowed */
-    char *beside;     /* Owner: this. The name until it is complete; NULL = written in place */
-    FILE *file;       /* Owner: this */
+    struct file_out file;
 };
 
 /* Opens the file and writes the header. It must be closed in either case. ERR_IO, ERR_MEMORY. */

@@ -2,6 +2,7 @@
 #include "server/cli/cmd_engine.h"
 
 #include "engine/utf8.h"
+#include "models/file_out.h"
 #include "server/cli/progress.h"
 #include "server/json/json.h"
 
@@ -293,6 +294,21 @@ const char *const *cmd_paths(const struct options *options, int *n)
     static const char *const standard_input[] = {"-"};
     *n = options->n_operand > 0 ? options->n_operand : 1;
     return options->n_operand > 0 ? options->operand : standard_input;
+}
+
+enum err_code cmd_check_output(const char *option, const char *path, const struct options *options,
+                               struct err *err)
+{
+    int n = 0;
+    const char *const *const input = cmd_paths(options, &n);
+    for (int i = 0; i < n; i++) {
+        if (file_out_is_input(path, input[i])) {
+            return err_set(err, ERR_ARGUMENT,
+                           "%s: %s would be written and is an input too: give another name", option,
+                           path);
+        }
+    }
+    return file_out_check(path, err);
 }
 
 static bool ends_with(const char *path, const char *ending)

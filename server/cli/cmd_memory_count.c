@@ -96,7 +96,10 @@ int cmd_memory_count(const struct options *options)
     const struct texts texts = {
         .doing = "counting", .group_bytes = GROUP_BYTES, .take = tally_text, .ctx = &tally};
     own.memory = true; /* the traces are what is counted */
-    enum err_code code = tally_new(&tally, options->model, &err);
+    enum err_code code = cmd_check_output("--output", options->output, options, &err);
+    if (code == ERR_OK) {
+        code = tally_new(&tally, options->model, &err);
+    }
     if (code == ERR_OK) {
         code = texts_run(&texts, &own, &status, &err);
     }

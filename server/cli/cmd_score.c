@@ -326,7 +326,12 @@ int cmd_score(const struct options *options)
     it.path = cmd_paths(options, &it.n);
     const int64_t begin_us = clock_now_us();
     struct err err;
-    enum err_code code = cmd_engine_open(&it.ce, options, &err);
+    enum err_code code = options->slots[0] == '\0'
+                             ? ERR_OK
+                             : cmd_check_output("--slots", options->slots, options, &err);
+    if (code == ERR_OK) {
+        code = cmd_engine_open(&it.ce, options, &err);
+    }
     if (code == ERR_OK) {
         code = cmd_read_score(&it.job, options, &it.ce.limits, it.path, it.n, &err);
     }
@@ -336,10 +341,12 @@ int cmd_score(const struct options *options)
         code = cmd_engine_run(&it.ce, it.job.request, look, &it, &err);
         progress_end(&it.progress);
     }
+    struct err slots_err;
+    enum err_code slots_code = ERR_OK; /* the figures are printed whatever becomes of the file */
     if (code == ERR_OK && options->slots[0] != '\0') {
         struct api_error error = {0};
-        code = answer_check(it.job.request, &error) ? write_slots(&it, &err)
-                                                    : cmd_refused(&error, &err);
+        slots_code = answer_check(it.job.request, &error) ? write_slots(&it, &slots_err)
+                                                          : cmd_refused(&error, &slots_err);
         it.job.memory = options->memory ? MEMORY_SUMMARY : MEMORY_OFF; /* the rest is in the file */
     }
     if (code == ERR_OK) {
@@ -347,5 +354,8 @@ int cmd_score(const struct options *options)
     }
     score_free(&it.job);
     cmd_engine_close(&it.ce);
+    if (code == ERR_OK && slots_code != ERR_OK) {
+        return cmd_fail(&slots_err);
+    }
     return code == ERR_OK ? 0 : cmd_fail(&err);
 }

@@ -3,6 +3,7 @@
 #include "server/cli/jsonl_files.h"
 
 #include "engine/clock.h"
+#include "models/file_out.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,30 +24,7 @@ enum {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static bool same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
-/* Refuses to write over what is read: path, if it is there, is none of the inputs. */
-static enum err_code check_apart(const char *path, const struct jsonl_in *in, struct err *err)
-{
-    struct stat own;
-    struct stat other;
-    for (int i = 0; i < in->n && stat(path, &own) == 0 && S_ISREG(own.st_mode); i++) {
-        const bool standard = strcmp(in->path[i], "-") == 0;
-        if ((standard ? fstat(STDIN_FILENO, &other) : stat(in->path[i], &other)) == 0 &&
-            same_file(&own, &other)) {
-            return err_set(err, ERR_ARGUMENT,
-                           "--output: %s would be written and is an input too: "
-                           "give another name",
-                           path);
-        }
-    }
-    return ERR_OK;
-}
-
-/* The output, its faults and its record. */
+/* Refuses to write over what is read: by the output, its faults or its record. */
 static enum err_code check_outputs(const struct jsonl_out *out, const struct jsonl_in *in,
                                    struct err *err)
 {
@@ -54,8 +32,13 @@ static enum err_code check_outputs(const struct jsonl_out *out, const struct jso
     char path[PREFIX_MAX + 8];
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
         (void)snprintf(path, sizeof path, "%.4200s%s", out->path, endings[i]);
-        if (check_apart(path, in, err) != ERR_OK) {
-            return err->code;
+        for (int j = 0; j < in->n; j++) {
+            if (file_out_is_input(path, in->path[j])) {
+                return err_set(err, ERR_ARGUMENT,
+                               "--output: %s would be written and is an input too: give another "
+                               "name",
+                               path);
+            }
         }
     }
     return ERR_OK;

@@ -48,16 +48,11 @@ static size_t put(unsigned char *to, const char *as, ...)
     return n;
 }
 
-static enum err_code failed(const struct npz *npz, struct err *err)
-{
-    return err_set(err, ERR_IO, "%s: cannot be written: %s", npz->path, strerror(errno));
-}
-
 enum err_code npz_open(struct npz *npz, const char *path, struct err *err)
 {
-    *npz = (struct npz){.path = path, .file = fopen(path, "wb")};
-    if (npz->file == NULL) {
-        return failed(npz, err);
+    *npz = (struct npz){0};
+    if (file_out_open(&npz->out, path, err) != ERR_OK) {
+        return err->code;
     }
     npz->array = calloc(NPZ_ARRAY_MAX, sizeof *npz->array);
     return npz->array != NULL ? ERR_OK : err_set(err, ERR_MEMORY, "%s: no memory", path);
@@ -70,8 +65,9 @@ static bool write_local(const struct npz *npz, const struct npz_array *array)
     const uint32_t name = (uint32_t)strlen(array->name);
     const size_t n = put(head, "42222244422", UINT32_C(0x04034b50), 20, 0, 0, 0, DOS_DATE,
                          array->crc, array->bytes, array->bytes, name, 0);
-    return fseek(npz->file, (long)array->offset, SEEK_SET) == 0 &&
-           fwrite(head, 1, n, npz->file) == n && fwrite(array->name, 1, name, npz->file) == name;
+    return fseek(npz->out.file, (long)array->offset, SEEK_SET) == 0 &&
+           fwrite(head, 1, n, npz->out.file) == n &&
+           fwrite(array->name, 1, name, npz->out.file) == name;
 }
 
 enum err_code npz_begin(struct npz *npz, const char *name, const char *type, const int64_t *dim,
@@ -90,7 +86,7 @@ enum err_code npz_begin(struct npz *npz, const char *name, const char *type, con
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: more than %d arrays or 4 GiB do not fit into an .npz file: score fewer "
                        "texts at once",
-                       npz->path, NPZ_ARRAY_MAX);
+                       npz->out.path, NPZ_ARRAY_MAX);
     }
     struct npz_array *const array = &npz->array[npz->n++];
     *array = (struct npz_array){
@@ -107,27 +103,28 @@ enum err_code npz_begin(struct npz *npz, const char *name, const char *type, con
     head[(int)sizeof magic + used] = ' ';
     head[NPY_HEAD - 1] = '\n';
     if (!write_local(npz, array)) {
-        return failed(npz, err);
+        return file_out_failed(&npz->out, err);
     }
     array->crc = crc_add(array->crc, (const unsigned char *)head, NPY_HEAD);
-    return fwrite(head, 1, NPY_HEAD, npz->file) == NPY_HEAD ? ERR_OK : failed(npz, err);
+    return fwrite(head, 1, NPY_HEAD, npz->out.file) == NPY_HEAD ? ERR_OK
+                                                                : file_out_failed(&npz->out, err);
 }
 
 void npz_add(struct npz *npz, const void *data, int64_t n)
 {
     struct npz_array *const array = &npz->array[npz->n - 1];
     array->crc = crc_add(array->crc, data, (size_t)n * 4);
-    (void)fwrite(data, 4, (size_t)n, npz->file); /* npz_end reports failures */
+    (void)fwrite(data, 4, (size_t)n, npz->out.file); /* npz_end reports failures */
 }
 
 enum err_code npz_end(struct npz *npz, struct err *err)
 {
     struct npz_array *const array = &npz->array[npz->n - 1];
     array->crc = ~array->crc;
-    return ferror(npz->file) == 0 && write_local(npz, array) &&
-                   fseek(npz->file, (long)npz->offset, SEEK_SET) == 0
+    return ferror(npz->out.file) == 0 && write_local(npz, array) &&
+                   fseek(npz->out.file, (long)npz->offset, SEEK_SET) == 0
                ? ERR_OK
-               : failed(npz, err);
+               : file_out_failed(&npz->out, err);
 }
 
 static bool write_directory(struct npz *npz)
@@ -140,7 +137,8 @@ static bool write_directory(struct npz *npz)
         const size_t n =
             put(head, "42222224442222244", UINT32_C(0x02014b50), 20, 20, 0, 0, 0, DOS_DATE,
                 array->crc, array->bytes, array->bytes, name, 0, 0, 0, 0, 0, array->offset);
-        if (fwrite(head, 1, n, npz->file) != n || fwrite(array->name, 1, name, npz->file) != name) {
+        if (fwrite(head, 1, n, npz->out.file) != n ||
+            fwrite(array->name, 1, name, npz->out.file) != name) {
             return false;
         }
         bytes += n + name;
@@ -148,21 +146,15 @@ static bool write_directory(struct npz *npz)
     const uint32_t n_array = (uint32_t)npz->n;
     const size_t n = put(head, "42222442", UINT32_C(0x06054b50), 0, 0, n_array, n_array,
                          (uint32_t)bytes, (uint32_t)npz->offset, 0);
-    return fwrite(head, 1, n, npz->file) == n;
+    return fwrite(head, 1, n, npz->out.file) == n;
 }
 
 enum err_code npz_close(struct npz *npz, enum err_code code, struct err *err)
 {
-    if (npz->file != NULL) {
-        const bool ok = code != ERR_OK || write_directory(npz);
-        const int error = errno;
-        if (fclose(npz->file) != 0 && ok && code == ERR_OK) {
-            code = failed(npz, err);
-        } else if (!ok) {
-            errno = error;
-            code = failed(npz, err);
-        }
+    if (code == ERR_OK && !write_directory(npz)) {
+        code = file_out_failed(&npz->out, err);
     }
+    code = file_out_close(&npz->out, code, err);
     free(npz->array);
     *npz = (struct npz){0};
     return code;

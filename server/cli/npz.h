@@ -2,10 +2,9 @@
 #ifndef SERVER_NPZ_H
 #define SERVER_NPZ_H
 
-#include "kernels/err.h"
+#include "models/file_out.h"
 
 #include <stdint.h>
-#include <stdio.h>
 
 enum { NPZ_ARRAY_MAX = 4096, NPZ_DIM_MAX = 4, NPZ_NAME_MAX = 64 };
 
@@ -15,8 +14,7 @@ struct npz_array {
 };
 
 struct npz {
-    FILE *file; /* Owner: this */
-    const char *path;
+    struct file_out out;
     struct npz_array *array; /* Owner: this. [n] */
     int n;
     uint64_t offset;

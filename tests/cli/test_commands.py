@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -348,3 +349,25 @@ def test_score_writes_slots_that_numpy_reads(tmp_path, files):
     assert (both["indices_0"] == got["indices"]).all() and len(both.files) == 3 * len(files)
     assert "/s.npz: cannot be written" in fails(
         1, "score", "--model", MODEL, "--slots", tmp_path / "no" / "s.npz", files[0])
+    # Told before a model is opened, and an earlier file stays whole.
+    assert "/s.npz: cannot be written" in fails(
+        1, "score", "--model", tmp_path, "--slots", tmp_path / "no" / "s.npz", files[0])
+    whole = (tmp_path / "t.npz").read_bytes()
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+
+    done = subprocess.run([str(PROGRAM), "score", "--model", str(MODEL), "--slots", str(tmp_path / "t.npz"), *map(str, files)],
+                          preexec_fn=limit, capture_output=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 1 and b"t.npz: cannot be written: File too large" in done.stderr
+    assert b"ppl/token" in done.stdout  # the figures are not lost
+    assert (tmp_path / "t.npz").read_bytes() == whole and not (tmp_path / "t.npz.part").exists()
+
+
+def test_no_output_replaces_its_input(tmp_path):
+    text = tmp_path / "t"
+    text.write_text("a text")
+    for command in (["score", "--slots"], ["memory", "count", "-o"]):
+        assert "%s would be written and is an input too" % text in fails(2, *command, text, text)
+        assert text.read_text() == "a text"
