@@ -8,7 +8,7 @@
 #include <string.h>
 
 static const char word_end[] = "</w>";
-enum { WORD_END_BYTES = 4, SYMBOL_NONE = -1, SYMBOL_GONE = -2 };
+enum { WORD_END_BYTES = 4, SYMBOL_GONE = -2 };
 #define PART_END UINT32_MAX
 
 struct bpe {
@@ -124,7 +124,7 @@ struct bpe_part {
     size_t first;          /* byte of the word */
     uint32_t before, next; /* neighbours; PART_END = none */
     uint32_t joined;       /* the part that was joined before it by the same rule */
-    int32_t symbol;        /* SYMBOL_NONE: no rule knows it */
+    int32_t symbol;        /* -1: no rule knows it */
 };
 
 /* The rule for a part and its right neighbour, -1 = none. */

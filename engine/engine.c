@@ -9,7 +9,6 @@
 #include "engine/tokenizer.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

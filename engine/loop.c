@@ -7,7 +7,6 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
-#include "engine/lookups.h"
 #include "engine/prefix.h"
 #include "engine/scoring.h"
 
@@ -199,7 +198,8 @@ static struct job *next_job(struct engine *engine, struct plan_running *running,
     return passed != NULL ? passed : priority >= 0 ? job[priority] : NULL;
 }
 
-/* The job has memory for its traces, or gets it. If not, nobody else does before; what it lacks goes to *lacking. */
+/* Takes memory for the job's traces unless it has it. false: there is not enough; *lacking becomes what it
+ * needs, and until it is served no other request gets any. */
 static bool has_traces(struct engine *engine, struct job *job, size_t *lacking)
 {
     job->lacks_traces = !request_take_traces(job->request, model_info(engine->model));

@@ -32,10 +32,10 @@ void pkm_counts_close(struct pkm_counts *counts); /* zeroed ones are fine */
 
 /* Engine thread, as of the next two: sequence seq, of 0 .. n_seq-1, begins. */
 void pkm_counts_begin(struct pkm_counts *counts, const struct model_info *info, int seq);
-/* Rows of a step that sequence seq has: slots and weights [n_hit] of memory m. */
+/* Adds n_hit look-ups of memory m, slots and weights [n_hit], from sequence seq's rows of a step. */
 void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, int m, int seq,
                     const int32_t *slots, const float *weights, int64_t n_hit);
-/* n positions were looked up in all memories. */
+/* A step looked up n_tok positions in all memories. */
 void pkm_counts_end_step(struct pkm_counts *counts, int n_tok);
 
 /* Any thread. Fills in what the header of a file says; the arrays of its memories stay NULL. */

@@ -5,7 +5,6 @@
 #include "engine/unicode.h"
 #include "engine/utf8.h"
 
-#include <stdint.h>
 #include <string.h>
 
 const char *pretokenizer_pattern(enum pretokenizer kind)

@@ -14,9 +14,11 @@
  * context before score_from and few tokens behind, there is one window that has lost what does not
  * fit on the left. The last token predicts nothing: none of these windows feeds it. */
 struct score_window {
-    int64_t first;   /* index into ids of the first token fed */
-    int64_t n_feed;  /* tokens fed */
-    int64_t n_count; /* predictions that count: the last n_count of n_feed (excluding feed_last) */
+    int64_t first;  /* index into ids of the first token fed */
+    int64_t n_feed; /* tokens fed */
+    /* Predictions that count: the last n_count of n_feed tokens. A last token that is fed all the same
+     * (score_item_feeds_last) predicts nothing and is not among them. */
+    int64_t n_count;
 };
 int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, int64_t stride);
 struct score_window score_window_at(int64_t n_ids, int64_t score_from, int64_t window,

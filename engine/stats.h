@@ -3,6 +3,8 @@
 #ifndef ENGINE_STATS_H
 #define ENGINE_STATS_H
 
+#include "models/model.h"
+
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -35,7 +37,7 @@ struct engine_stats {
     /* Of the engine's thread: time with work to do, and of it, time in which the model computes and
      * draws. What is left is scheduling, and taking and publishing results. */
     atomic_llong busy_us, model_us;
-    atomic_llong memory_lookups[64]; /* per memory layer */
+    atomic_llong memory_lookups[MODEL_PKM_MAX];
     struct histogram ttft, itl, tpot, e2e, queue_time, inference_time, prefill_time, decode_time,
         score_time, prompt_len, generation_len, max_tokens, step_tokens, step_time, step_requests;
     /* Set once at start-up. */

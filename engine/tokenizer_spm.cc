@@ -4,11 +4,12 @@
  * here: ids to bytes (so that a stream of tokens and a whole list give the same text), byte
  * offsets, and what is lossy inside the library. Where the model puts nothing in front of a text
  * and trims nothing, a text is cut before it is segmented
- *   - at a newline, if the newline is a user-defined piece: no other piece holds one, so the ids
- * are those of one call in exact arithmetic, without the rounding of a score summed over a book;
+ *   - at a newline, if the newline is a user-defined piece: no other piece holds one, so the
+ *     ids are those of one call in exact arithmetic, without the rounding of a score summed
+ *     over a book;
  *   - at U+2581 and NUL, which the library would turn into a space or lose: they become byte
- * pieces. A user-defined piece that a user types is that piece, as in training; a control piece is
- * not. */
+ *     pieces.
+ * A user-defined piece that a user types is that piece, as in training; a control piece is not. */
 extern "C" {
 #include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"

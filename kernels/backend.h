@@ -39,7 +39,8 @@ struct backend_ops {
     enum err_code (*buffer_new)(struct backend *be, void **data, size_t bytes, const char *purpose,
                                 struct err *err);
     void (*buffer_free)(struct backend *be, void *data);
-    /* Packs host (a view of host memory, F32/F16/BF16/I8) into a new weight. */
+    /* Packs host (a view of host memory: F32, F16, BF16, I8 with row_scale, or Q4 with row_scale_f16)
+     * into a new weight. */
     enum err_code (*weight_new)(struct backend *be, struct weight **weight,
                                 const struct tensor *host, const struct weight_desc *desc,
                                 const char *name, struct err *err);

@@ -12,7 +12,6 @@
 #include "models/read.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

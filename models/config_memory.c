@@ -4,7 +4,6 @@
 #include "models/family.h"
 #include "models/read.h"
 
-#include <limits.h>
 #include <stdio.h>
 
 static enum err_code read_place(void *base, const json_t *value, const struct place *at,

@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-void table_name(char name[SAFETENSORS_NAME_MAX], const struct pkm_info *memory, bool experts)
+/* The name "memories.6_in.values" or "memories.6_in.experts". */
+static void table_name(char name[SAFETENSORS_NAME_MAX], const struct pkm_info *memory, bool experts)
 {
     (void)snprintf(name, SAFETENSORS_NAME_MAX, "memories.%d_%s.%s", memory->layer,
                    memory_place_name(memory->place), experts ? "experts" : "values");

@@ -13,8 +13,6 @@ struct table {
     int64_t rows, cols;                    /* cols as the model sees them */
 };
 
-/* The name "memories.6_in.values" or "memories.6_in.experts". */
-void table_name(char name[SAFETENSORS_NAME_MAX], const struct pkm_info *memory, bool experts);
 /* The table that memory m owns; its shape must be the model's. Errors name the tensor. */
 enum err_code table_open(struct table *table, const struct tensors *tensors,
                          const struct model_info *info, int m, bool experts, struct err *err);

@@ -3,7 +3,6 @@
 #include "models/json_file.h"
 #include "models/mapped.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,9 +15,9 @@
 
 struct tensors;
 
-/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16, BF16 or I32
- * and starts at a multiple of its element size; any other is ERR_UNSUPPORTED and names the tensor.
- */
+/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16, BF16, I8 or I32, or
+ * holds a memory's values in U8 (codes of 4 bits, DTYPE_Q4), and starts at a multiple of its element
+ * size; any other is ERR_UNSUPPORTED and names the tensor. */
 enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err *err);
 void tensors_close(struct tensors *tensors); /* NULL is fine */
 /* Whether the files are still what was mapped; ERR_IO names the first that is not. With reads_only
@@ -39,7 +39,7 @@ bool tensors_is_value_table(const struct safetensors_entry *entry);
 enum dtype tensors_dtype(const struct safetensors_entry *entry);
 const char *tensors_dtype_name(const struct safetensors_entry *entry); /* as the file spells it */
 struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, int64_t cols);
-/* Widens all elements to F32; exact for each of the three floating types. */
+/* Widens all elements of an F32, F16 or BF16 entry to F32, exactly; another dtype is a bug. */
 void tensors_widen(float *out, const struct safetensors_entry *entry);
 /* Tells the system that the entry's pages are not needed for now. A later read brings them back. */
 void tensors_release(const struct safetensors_entry *entry);

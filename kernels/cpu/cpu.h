@@ -188,12 +188,12 @@ enum err_code cpu_reserve_slices(struct cpu_backend *cpu, size_t bytes, const ch
 /* machine.c */
 int machine_n_core(void);          /* cores that this process may use */
 size_t machine_memory_bytes(void); /* memory that this process may use; 0 = unknown */
-/* The kernels of the instruction set isa, or of the machine's best one if isa is NULL. */
 struct cpu_isa {
     const char *name;
     const struct simd_kernels *simd;
     enum gemm_bf16 bf16;
 };
+/* The kernels of the instruction set isa, or of the machine's best one if isa is NULL. */
 enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err);
 void cpu_measure(struct backend *be, struct machine_rate *rate);
 
@@ -203,7 +203,8 @@ enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const s
 void cpu_weight_free(struct backend *be, struct weight *weight);
 size_t cpu_weight_bytes(const struct weight *weight);
 
-void cpu_step_rows(struct cpu_backend *cpu, const struct step *step); /* at step_begin */
+void cpu_step_rows(struct cpu_backend *cpu,
+                   const struct step *step); /* attention.c: at step_begin */
 
 /* outputs.c, for linear_outputs. cpu_set_goals: what outputs first .. request of their rows of
  * logits, except for the targets' own logits. cpu_write_outputs: computes it from the parts of
@@ -212,7 +213,8 @@ void cpu_set_goals(struct cpu_backend *cpu, struct tensor logits, const struct s
                    int first);
 void cpu_write_outputs(struct cpu_backend *cpu, struct tensor logits, struct step *step, int first);
 
-/* Scratch that each thread needs for a memory's keys (pkm.c) and for the vocabulary (sample.c). */
+/* Scratch that each thread needs for a memory's keys (pkm.c), the vocabulary (sample.c), attention
+ * (attention.c) and spans (span.c). */
 size_t cpu_keys_slice_bytes(const struct cpu_backend *cpu, const struct cpu_weight *keys);
 size_t cpu_vocab_slice_bytes(const struct step_limits *limits);
 size_t cpu_attention_slice_bytes(const struct cpu_backend *cpu, const struct step_limits *limits);

@@ -1,7 +1,6 @@
 /* Thread pool: see pool.h for the protocol. */
 #include "kernels/cpu/pool.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>

@@ -26,7 +26,7 @@
  * and merge 0.1. Where blocks share a row, then → parts written, fence 0.5 → atomic 0.45 → parts read
  * 0.3 → barrier and merge 0.15. So units (attention_unit.cu) share a row only where its bytes would take
  * a block longer than that. Where kernels overlap, unit, keys and values are on their way before the
- * kernel before ends: drawn_prefetch. On an H200 it takes some 5.
+ * kernel before ends: drawn_begin. On an H200 it takes some 5.
  *
  * Parts merged by the blocks of the product that follows, as it norms rows, would spare the 1.5 µs, but
  * each of its 128 blocks would read the parts of all heads: 38 KB, 1 µs, of a row at 288 positions, 1.7 at

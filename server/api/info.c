@@ -4,7 +4,6 @@
 
 #include "engine/stats.h"
 #include "engine/tokenizer.h"
-#include "server/io/input.h"
 #include "server/io/model_json.h"
 #include "server/json/json.h"
 #include "server/version.h"

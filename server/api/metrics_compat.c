@@ -1,5 +1,5 @@
 /* The same figures under the names of other servers (--metrics-compat), so that their dashboards,
- * autoscalers and load generators read them unchanged. Called by metrics.c; reads the engine's
+ * autoscalers and load generators read them unchanged. Called by metrics_text.c; reads the engine's
  * counters and keeps none. */
 #include "server/api/metrics_compat.h"
 

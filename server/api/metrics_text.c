@@ -83,13 +83,17 @@ static void write_engine_gauges(struct text *out, struct engine *engine,
 
 static void write_state(struct text *out, struct server *server, struct engine *engine)
 {
-    static const char *const states[] = {"loading", "ready", "draining", "failed", "stopped"};
+    static const char *const states[] = {[ENGINE_LOADING] = "loading",
+                                         [ENGINE_READY] = "ready",
+                                         [ENGINE_DRAINING] = "draining",
+                                         [ENGINE_FAILED] = "failed",
+                                         [ENGINE_STOPPED] = "stopped"};
     int state = engine != NULL ? (int)engine_state(engine) : ENGINE_LOADING;
     if (state == ENGINE_READY && atomic_load(&server->draining)) {
         state = ENGINE_DRAINING;
     }
     metrics_put_head(out, "engine_state", "gauge", "1 for the state that the engine is in.");
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < (int)(sizeof states / sizeof states[0]); i++) {
         text_printf(out, "pkmserve_engine_state{state=\"%s\"} %d\n", states[i], i == state);
     }
 }
@@ -196,7 +200,6 @@ static void write_model(struct text *out, struct server *server, struct engine *
                 limits->backend.fast_math ? "off" : "on");
 }
 
-/* From /proc, under the names that every Prometheus client uses. */
 /* Requests by overlay: of the first OVERLAY_LABELS names, and of all others together, because /metrics has
  * a bound; and how much of what requests with overlays read came from them. */
 static void write_overlays(struct text *out, struct engine *engine)
@@ -237,6 +240,7 @@ static void write_overlays(struct text *out, struct engine *engine)
                     "Of them, those read from an overlay.", (double)n_hit);
 }
 
+/* From /proc, under the names that every Prometheus client uses. */
 static void write_process(struct text *out, const struct server *server)
 {
     unsigned long long user = 0;

@@ -228,7 +228,8 @@ bool routes_gone(struct exchange *x, struct request *request)
     return true;
 }
 
-void routes_time_headers(struct exchange *x, const struct request *request)
+/* Queue, inference and total time in whole milliseconds, and the token counts. */
+static void routes_time_headers(struct exchange *x, const struct request *request)
 {
     const struct answer_times times = answer_times_of(request, x->begin_us);
     exchange_header(x, "x-queue-time", "%.0f", times.queue_ms);

@@ -66,18 +66,15 @@ struct answer_meta routes_accept(struct server *server, struct exchange *x,
 bool routes_gone(struct exchange *x, struct request *request);
 /* Answers with error and the headers that go with its code. */
 void routes_error(struct server *server, struct exchange *x, const struct api_error *error);
+enum { ANSWER_PIECE_BYTES = 64 * 1024 };
 /* x->out holds a piece of a whole answer; done: it is the last. request: what was computed for it;
  * NULL = nothing. An answer that is complete with its first piece is sent with its length, any
  * other in chunks, so that it is never in memory as a whole. */
-enum { ANSWER_PIECE_BYTES = 64 * 1024 };
 enum exchange_next routes_piece(struct exchange *x, const struct request *request, bool done);
 /* The answer cannot be written: answers with error, or cuts the connection if the head has been
  * sent. */
 enum exchange_next routes_broken(struct server *server, struct exchange *x,
                                  const struct api_error *error);
-/* Queue, inference and total time in whole milliseconds, and the token counts. */
-void routes_time_headers(struct exchange *x, const struct request *request);
-
 /* POST of a generation in the given dialect, or in the one that the body asks for. */
 void api_generate_as(struct server *server, struct exchange *x,
                      const struct generate_dialect *dialect);

@@ -2,7 +2,6 @@
  * no other program. One GET over a plain socket, all of it within --timeout-s. Exit status 0 if the
  * answer is 200, else 1, and one line that says why. */
 #include "engine/clock.h"
-#include "engine/engine.h"
 #include "server/cli/cmd.h"
 
 #include <ctype.h>

@@ -5,7 +5,6 @@
 #include "server/cli/jsonl.h"
 #include "server/cli/npz.h"
 #include "server/cli/progress.h"
-#include "server/json/json.h"
 
 #include <math.h>
 

@@ -1,7 +1,6 @@
 /* Lines in, results out, the engine between them: see jsonl.h. */
 #include "server/cli/jsonl.h"
 
-#include "engine/clock.h"
 #include "server/cli/jsonl_record.h"
 #include "server/cli/progress.h"
 #include "server/json/json.h"

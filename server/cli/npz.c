@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22, NPY_HEAD = 128 };
+enum { LOCAL_BYTES = 30, CENTRAL_BYTES = 46, NPY_HEAD = 128 };
 /* Version 1.0, followed by the length of the header. */
 static const unsigned char magic[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, NPY_HEAD - 10, 0};
 

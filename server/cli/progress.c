@@ -2,7 +2,6 @@
 #include "server/cli/progress.h"
 
 #include "engine/clock.h"
-#include "engine/engine.h"
 
 #include <stdio.h>
 #include <string.h>

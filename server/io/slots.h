@@ -21,7 +21,7 @@ void slots_read(struct fields *fields, const struct api_limits *limits, enum inp
                 struct slots_wish *wish);
 /* Bytes of what is sent about a text of n positions: its arrays, before base64. */
 int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n);
-/* The request's n positions or items take more than the limit. Returns false. */
+/* The slots of this request take these bytes or more, above the limit: sets the error. Returns false. */
 bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_limits *limits);
 /* The bytes that these take in an answer, in base64: to be counted with its results. */
 static inline int64_t slots_text_bytes(int64_t bytes)

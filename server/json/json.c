@@ -38,13 +38,6 @@ void json_key(struct text *text, const char *name)
     text->comma = false;
 }
 
-void json_key_n(struct text *text, const char *data, size_t n)
-{
-    json_string_n(text, data, n);
-    text_add(text, ":", 1);
-    text->comma = false;
-}
-
 static void json_escape(struct text *text, unsigned char c)
 {
     switch (c) {

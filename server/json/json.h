@@ -13,8 +13,6 @@ void json_close(struct text *text, char bracket);
 /* Names the next value. name is plain ASCII without characters to escape. */
 void json_key(struct text *text, const char *name);
 
-void json_key_n(struct text *text, const char *data, size_t n); /* any text: escaped */
-
 /* data is valid UTF-8; other bytes become U+FFFD, so that an answer is always valid JSON. */
 void json_string_n(struct text *text, const char *data, size_t n);
 /* The same in parts, none of which ends within a character. */

@@ -3,7 +3,6 @@
 #include "server/net/http.h"
 
 #include "engine/clock.h"
-#include "engine/engine.h"
 #include "engine/log.h"
 #include "server/net/head.h"
 #include "server/net/listen.h"
@@ -11,7 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -178,7 +176,7 @@ static void http_handle(struct http_exchange *hx)
     http_drop_body(hx);
 }
 
-/* On the worker thread. The connection sleeps until the last line. If the client has left, its body
+/* On a worker thread. The connection sleeps until the last line. If the client has left, its body
  * is not read: the client may have sent the same again, and others are waiting. */
 static void http_handle_long(struct worker_task *task)
 {

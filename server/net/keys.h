@@ -44,13 +44,13 @@ void keys_binding(struct keys *keys, uint64_t client, struct overlay_names *bind
 /* A number that stands for a key or an address. */
 uint64_t keys_hash(const void *data, size_t bytes);
 
-/* Reads text as a key file into key, at most KEYS_MAX; path is for errors. */
 struct key {
     size_t bytes;
     char text[KEY_BYTES_MAX]; /* zeros after bytes */
     uint64_t client;          /* its number: see keys_allow. Not from the file */
     struct overlay_names binding;
 };
+/* Reads text as a key file into key, at most KEYS_MAX; path is for errors. */
 enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes, const char *path,
                          struct err *err);
 

@@ -22,7 +22,7 @@
 enum {
     WATCH_TICK_MS = 250,
     WATCH_EVENTS = 64,
-    WATCH_CLOSE_WAIT = 8, /* of tcpi_state: TCP_CLOSE_WAIT, whose header excludes linux/tcp.h */
+    WATCH_CLOSE_WAIT = 8, /* TCP_CLOSE_WAIT, which the header with tcpi_state does not name */
     WATCH_LINGER_S = 5,   /* for a refused client to stop sending and read why */
     WATCH_READ_US =
         1000000, /* in which nobody gives up results that others want, for its client to read them */

@@ -137,12 +137,12 @@ struct options {
     int batch_size;      /* the same */
     int max_tokens;
     int min_tokens;
-    double temperature; /* OPTION_NOT_GIVEN, as of the next four: as the model recommends */
+    double temperature; /* OPTION_NOT_GIVEN, as the next four may be: as the model recommends */
     int top_k;          /* OPTION_INT_NOT_GIVEN */
     double top_p;
     double min_p;
-    double typical_p;
     double repetition_penalty;
+    double typical_p;
     double presence_penalty;
     double frequency_penalty;
     const char *stop;
@@ -197,8 +197,8 @@ struct engine_options options_engine(const struct options *options);
  * "top-k" for "top_k". NULL if no option does. */
 const char *options_flag(const char *name);
 
-/* --max-score-positions, with 0 resolved. */
 enum { OPTIONS_POSITIONS_PER_TOKEN = 64 };
+/* --max-score-positions, with 0 resolved. */
 int64_t options_score_positions(const struct options *options);
 
 /* Writes one line for each PKMSERVE_ variable that no option reads: most likely a typing error. */

@@ -118,7 +118,7 @@ static inline int gemm_tile_row(const struct gemm *g, int tile)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* n_src table rows added up to one row of y: embeddings. */
+/* n_source table rows added up to one row of y: embeddings. */
 struct row_source {
     const void *row; /* [d], any floating-point type or I8, any alignment */
     enum dtype dtype;

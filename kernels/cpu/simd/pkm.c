@@ -65,7 +65,7 @@ static void set_group(struct read_group *group, const int32_t *slots, const floa
 
 /* How the numbers of a row are stored: as a dtype, or in the high halves of Q4's bytes (DTYPE_Q4
  * itself means the low halves). */
-enum { Q4_HIGH = DTYPE_N, N_STORED };
+enum { Q4_HIGH = DTYPE_N };
 
 static inline int64_t stored_bytes(int stored)
 {

@@ -56,10 +56,8 @@ typedef uint16_t vsu __attribute__((vector_size(4 * LANES)));
 /* A loop over an array of vectors must be unrolled completely, or the array lives in memory. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
-#define UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -331,16 +329,6 @@ static ALWAYS_INLINE vf v_round_bf16(vf v)
     const vu odd = (bits >> 16) & 1u;
     const vf rounded = (vf)((bits + 0x7fffu + odd) & 0xffff0000u);
     return v_select(v == v, rounded, (vf)((bits & 0xffff0000u) | 0x400000u));
-}
-
-/* Towards 0. */
-static ALWAYS_INLINE vi vi_from_f32(vf v)
-{
-#if defined(ISA_AVX512)
-    return (vi)_mm512_cvttps_epi32(v);
-#else
-    return __builtin_convertvector(v, vi);
-#endif
 }
 
 static ALWAYS_INLINE vf v_from_i32(vi v)
