@@ -195,6 +195,11 @@ enum err_code cmd_read_file(struct text *text, const char *path, struct err *err
     return code;
 }
 
+static const char *shown_path(const char *path)
+{
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
 static enum err_code put_ids(struct text *body, const struct text *input, int n_vocab,
                              const char *path, struct err *err)
 {
@@ -238,15 +243,16 @@ static enum err_code put_ids(struct text *body, const struct text *input, int n_
 enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
                             const char *path, struct err *err)
 {
+    const char *const shown = shown_path(path);
     if (ids) {
-        return put_ids(body, input, n_vocab, path, err);
+        return put_ids(body, input, n_vocab, shown, err);
     }
     const size_t valid = utf8_valid_prefix(input->data, input->n);
     if (valid < input->n) {
-        return err_set(err, ERR_FORMAT, "%s: byte %zu is not UTF-8", path, valid);
+        return err_set(err, ERR_FORMAT, "%s: byte %zu is not UTF-8", shown, valid);
     }
     if (input->n > 0 && memchr(input->data, '\0', input->n)) {
-        return err_set(err, ERR_FORMAT, "%s: holds a NUL byte, which is not text", path);
+        return err_set(err, ERR_FORMAT, "%s: holds a NUL byte, which is not text", shown);
     }
     json_string_n(body, input->data, input->n);
     return ERR_OK;
@@ -348,7 +354,7 @@ static bool is_json_lines(const struct text *text)
 static enum err_code check_text(const struct text *text, const char *path, bool as_text,
                                 struct err *err)
 {
-    const char *const shown = strcmp(path, "-") == 0 ? "standard input" : path;
+    const char *const shown = shown_path(path);
     if (text->n == 0) {
         return err_set(err, ERR_FORMAT, "%s: is empty: there is nothing to score", shown);
     }

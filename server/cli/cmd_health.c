@@ -170,9 +170,12 @@ static enum err_code health_judge(const struct health *health, struct err *err)
     const char *const end = strstr(health->answer, "\r\n\r\n");
     const char *const body = end != NULL ? end + 4 : "";
     if (status != 200) {
+        int n_body = (int)strlen(body);
+        n_body = n_body < HEALTH_SHOWN_MAX ? n_body : HEALTH_SHOWN_MAX;
+        n_body -= n_body > 0 && body[n_body - 1] == '\n';
         return err_set(err, ERR_CLOSED, "not healthy: %s port %d answers %s with %d%s%.*s",
-                       options->host, options->port, options->path, status,
-                       body[0] != '\0' ? ": " : "", HEALTH_SHOWN_MAX, body);
+                       options->host, options->port, options->path, status, n_body > 0 ? ": " : "",
+                       n_body, body);
     }
     printf("healthy: %s port %d answers %s with 200\n", options->host, options->port,
            options->path);

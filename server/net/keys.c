@@ -132,7 +132,7 @@ static enum err_code read_file(const char *path, char **text, size_t *bytes, str
 {
     FILE *const file = fopen(path, "re");
     if (file == NULL) {
-        return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+        return err_set(err, ERR_IO, "--api-key-file %s: %s", path, strerror(errno));
     }
     *text = malloc(KEYS_FILE_MAX + 1);
     *bytes = *text != NULL ? fread(*text, 1, KEYS_FILE_MAX + 1, file) : 0;

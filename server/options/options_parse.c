@@ -447,6 +447,10 @@ static enum err_code check_together(const struct options *options, enum command 
                        "which asks for no key: give one of the two",
                        options->admin_port);
     }
+    if (options->admin_port != 0 && options->admin_port == options->port) {
+        return err_set(err, ERR_ARGUMENT, "--port and --admin-port are both %d: give two ports",
+                       options->port);
+    }
     if (options->memory_counts && options->admin_port == 0) {
         return err_set(
             err, ERR_ARGUMENT,

@@ -238,6 +238,7 @@ def test_wrong_ids_are_named_with_their_place(tmp_path):
                          (" \n", "holds no token id")):
         path.write_text(text)
         assert "%s: %s" % (path, wanted) in fails(1, "score", "--ids", path)
+        assert "standard input: " + wanted in fails(1, "score", "--ids", stdin=text)
     assert "the prompt: line 1: byte 2" in fails(1, "generate", "--ids", "5 4096")
 
 

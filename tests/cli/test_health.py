@@ -77,6 +77,7 @@ def test_path():
     (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer as HTTP does"),
     (b"HTTP/1.1 2000 OK\r\n\r\n", "does not answer as HTTP does"),
     (b"\x00" * 5000, "does not answer as HTTP does"),
+    (b"HTTP/1.1 503 x\r\n\r\n{\"a\": 1}\n", "with 503: {\"a\": 1}"),
 ])
 def test_anything_else_is_not(bytes_back, wanted):
     with FakeServer(bytes_back) as s:

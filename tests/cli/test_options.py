@@ -90,6 +90,7 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["serve", "--served-model-name", "x" * 97], "--served-model-name has 97 bytes, but 96 are the limit"),
     (["serve", "--served-model-name", "ab\udcff"], "--served-model-name is not valid UTF-8 at byte 2"),
     (["serve", "--memory-counts", "on"], "--memory-counts on needs --admin-port"),
+    (["serve", "--port", "9", "--admin-port", "9"], "--port and --admin-port are both 9"),
     (["serve", "one", "stray"], "unexpected argument 'stray'"),
     (["generate", "one", "two"], "unexpected argument 'two'"),
     (["memory"], "memory needs a second word; see 'pkmserve help memory'"),

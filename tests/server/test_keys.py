@@ -286,7 +286,7 @@ def test_admin_port_takes_the_metrics_and_gives_no_work(key_file):
 
 
 @pytest.mark.parametrize("text, wanted", [
-    (None, "No such file"), ("\n# none\n", "no key in it"), ("a B\n", "line 1: after a key and a blank"),
+    (None, "keys: No such file"), ("\n# none\n", "no key in it"), ("a B\n", "line 1: after a key and a blank"),
     ("ok\n" + "k" * 257, "line 2 has 257 bytes"), ("k\n" * 1025, "more than 1024 keys"),
     ("schl\u00fcssel\n", "not printable ASCII")])
 def test_a_key_file_that_cannot_be_taken_ends_the_start(tmp_path, text, wanted):
