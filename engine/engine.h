@@ -65,7 +65,8 @@ struct engine_identity {
 
 /* Loads the model, reserves everything, lets the backend prepare what it can, runs the self-test (a
  * fixed short forward, twice: chunked and whole must agree to the bit, unless backend.fast_math
- * gave that up), compares the model with its model.sha256 and starts the thread. Blocks until ready. */
+ * gave that up), compares the model with its model.sha256 and starts the thread. Blocks until
+ * ready. */
 enum err_code engine_open(struct engine **engine, const struct engine_options *options,
                           struct err *err);
 /* Stops taking requests (ERR_CLOSED), finishes what runs and waits until deadline_us, then ends the

@@ -5,8 +5,8 @@
  * kept in case its beginning comes again. Finished pages form trees: what the keys and values of a
  * position are depends on the language and on all tokens up to it, so a page is identified by the
  * page before it, which is identified in the same way, the language and its own KV_PAGE tokens; and
- * by a scope, so that texts of one client are not found by another, and by what the request changes in
- * the model. kvpages_use compares all of that; its own hash only says where to look.
+ * by a scope, so that texts of one client are not found by another, and by what the request changes
+ * in the model. kvpages_use compares all of that; its own hash only says where to look.
  *
  *   free ──take──► held ──keep──► held, finished ──give──► idle ──use──► held, finished
  *     ▲              │                                      │

@@ -1,9 +1,9 @@
 /* The log: one event, one line, on standard error. Any thread.
  *
- * A tool's events are written at once. A server calls log_start: then a thread of its own writes the
- * lines, which wait for it in a buffer. So nobody else ever waits for standard error, whose reader
- * may have stopped; lines that find the buffer full are dropped and counted, and once there is room
- * again the event log_lines_dropped says how many are missing.
+ * A tool's events are written at once. A server calls log_start: then a thread of its own writes
+ * the lines, which wait for it in a buffer. So nobody else ever waits for standard error, whose
+ * reader may have stopped; lines that find the buffer full are dropped and counted, and once there
+ * is room again the event log_lines_dropped says how many are missing.
  *
  *   2026-01-31T12:00:00.123Z level=info event=ready port=8000 model="my model"
  *   {"ts":"2026-01-31T12:00:00.123Z","level":"info","event":"ready","port":8000,"model":"my model"}

@@ -63,8 +63,8 @@ static void want_traced(struct batch *batch)
     }
 }
 
-/* In one of so many steps with overlays, whose last row shows how many look-ups overlays answer: the
- * sequences take turns. */
+/* In one of so many steps with overlays, whose last row shows how many look-ups overlays answer:
+ * the sequences take turns. */
 static const struct sequence_rows *choose_overlaid(struct engine *engine, const struct batch *batch)
 {
     enum { EVERY = 16 };

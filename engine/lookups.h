@@ -1,6 +1,6 @@
-/* What becomes of a step's memory look-ups: the traces of requests that want them, the counts and the
- * sample of all traffic, and the share that overlays have answered. Part of the engine thread's loop.
- * A device brings the rows that are wanted, and no others, with the step's results. */
+/* What becomes of a step's memory look-ups: the traces of requests that want them, the counts and
+ * the sample of all traffic, and the share that overlays have answered. Part of the engine thread's
+ * loop. A device brings the rows that are wanted, and no others, with the step's results. */
 #ifndef ENGINE_LOOKUPS_H
 #define ENGINE_LOOKUPS_H
 

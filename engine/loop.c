@@ -1,8 +1,8 @@
 /* The engine thread: the only one that touches backend, model, pages and sequences.
  *
- * Each turn: look for requests that were cancelled or are late, admit sequences as there is room, and
- * run the steps of the turn (turn.c), which wake the front ends. With nothing to do it sleeps on the
- * queue's condition variable. No allocation in here. */
+ * Each turn: look for requests that were cancelled or are late, admit sequences as there is room,
+ * and run the steps of the turn (turn.c), which wake the front ends. With nothing to do it sleeps
+ * on the queue's condition variable. No allocation in here. */
 #include "engine/loop.h"
 
 #include "engine/clock.h"
@@ -185,7 +185,8 @@ static bool lets_others_pass(struct job *job)
     return job->n_running > 0 || job->n_passed < PLAN_PASS_MAX;
 }
 
-/* The job whose sequence is tried for the next place; NULL: none may take it. Fills running->wait. */
+/* The job whose sequence is tried for the next place; NULL: none may take it. Fills
+ * running->wait. */
 static struct job *next_job(struct engine *engine, struct plan_running *running, bool traces)
 {
     struct job *job[2];
@@ -198,8 +199,8 @@ static struct job *next_job(struct engine *engine, struct plan_running *running,
     return passed != NULL ? passed : priority >= 0 ? job[priority] : NULL;
 }
 
-/* Takes memory for the job's traces unless it has it. false: there is not enough; *lacking becomes what it
- * needs, and until it is served no other request gets any. */
+/* Takes memory for the job's traces unless it has it. false: there is not enough; *lacking becomes
+ * what it needs, and until it is served no other request gets any. */
 static bool has_traces(struct engine *engine, struct job *job, size_t *lacking)
 {
     job->lacks_traces = !request_take_traces(job->request, model_info(engine->model));

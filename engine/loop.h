@@ -1,5 +1,6 @@
-/* The engine's inside: what engine.c builds, loop.c and turn.c run and publish.c shows. Not for other
- * folders. Guard of everything not atomic and not in queue: the engine thread, once it runs. */
+/* The engine's inside: what engine.c builds, loop.c and turn.c run and publish.c shows. Not for
+ * other folders. Guard of everything not atomic and not in queue: the engine thread, once it
+ * runs. */
 #ifndef ENGINE_LOOP_H
 #define ENGINE_LOOP_H
 

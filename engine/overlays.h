@@ -1,15 +1,15 @@
-/* The overlays of a running model: rows of its value tables that a request reads instead of the base's
- * (models/overlay.h), by name and version.
+/* The overlays of a running model: rows of its value tables that a request reads instead of the
+ * base's (models/overlay.h), by name and version.
  *
  *   overlays_put ─► checked ─► room in the arena ─► filled ─► the name's newest version
  *   overlays_take ─► references to the newest versions of some names, for one request
  *   overlays_drop, another put, overlays_delete ─► the last reference gives the room back
  *
- * All rows lie in one block of the backend's memory, reserved at the start. A version never changes.
- * Where the backend's memory is the host's, whoever puts also writes the rows, into room that nobody
- * reads yet. A device's is written by the engine's thread alone, a piece between two steps, and
- * overlays_put waits until all pieces are there. Nobody else waits for anything: requests that run keep
- * their versions, and those that come take the newest that is whole.
+ * All rows lie in one block of the backend's memory, reserved at the start. A version never
+ * changes. Where the backend's memory is the host's, whoever puts also writes the rows, into room
+ * that nobody reads yet. A device's is written by the engine's thread alone, a piece between two
+ * steps, and overlays_put waits until all pieces are there. Nobody else waits for anything:
+ * requests that run keep their versions, and those that come take the newest that is whole.
  *
  * Any thread, where nothing else is said. */
 #ifndef ENGINE_OVERLAYS_H
@@ -56,13 +56,13 @@ struct overlay_names {
     char name[OVERLAYS_OF_REQUEST][OVERLAY_NAME_MAX];
 };
 
-/* Reserves bytes of the backend's memory for a model that be and info belong to, and opens its files. Owner
- * of *overlays: the caller. */
+/* Reserves bytes of the backend's memory for a model that be and info belong to, and opens its
+ * files. Owner of *overlays: the caller. */
 enum err_code overlays_open(struct overlays **overlays, struct backend *be,
                             const struct model_info *info, const char *model_dir, int64_t bytes,
                             struct err *err);
-/* Before the backend closes and after the engine's thread has ended. Versions that requests still hold
- * stay valid, but cannot be read from. NULL is fine. */
+/* Before the backend closes and after the engine's thread has ended. Versions that requests still
+ * hold stay valid, but cannot be read from. NULL is fine. */
 void overlays_close(struct overlays *overlays);
 /* Whether a name is one: 1 to 64 of a-z, 0-9, point, underscore and hyphen. */
 bool overlays_is_name(const char *name);

@@ -92,7 +92,8 @@ static enum err_code check_apart(const struct overlay_version *a, const struct o
     return ERR_OK;
 }
 
-/* By content, so that the same overlays in another order or under other names make the same digest. */
+/* By content, so that the same overlays in another order or under other names make the same
+ * digest. */
 static int compare_digests(const void *a, const void *b)
 {
     return memcmp(a, b, SHA256_BYTES);

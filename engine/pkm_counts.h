@@ -1,10 +1,12 @@
-/* Counts of all memory look-ups since the start, slot by slot: GET /memory/counts. Nothing of any text is
- * in them. Where they are on, the engine thread adds up each step's look-ups before it takes the step's
- * results; positions taken from the prefix cache are not looked up and not counted. A document is a
- * sequence: a sample of a generation, or a window of a text that is scored.
+/* Counts of all memory look-ups since the start, slot by slot: GET /memory/counts. Nothing of any
+ * text is in them. Where they are on, the engine thread adds up each step's look-ups before it
+ * takes the step's results; positions taken from the prefix cache are not looked up and not
+ * counted. A document is a sequence: a sample of a generation, or a window of a text that is
+ * scored.
  *
- * Any thread may read at any time: each number is atomic, but together they are not a snapshot. Besides
- * 24 bytes a slot there is a bit for each slot and sequence that may run, by which documents count once. */
+ * Any thread may read at any time: each number is atomic, but together they are not a snapshot.
+ * Besides 24 bytes a slot there is a bit for each slot and sequence that may run, by which
+ * documents count once. */
 #ifndef ENGINE_PKM_COUNTS_H
 #define ENGINE_PKM_COUNTS_H
 
@@ -32,7 +34,8 @@ void pkm_counts_close(struct pkm_counts *counts); /* zeroed ones are fine */
 
 /* Engine thread, as of the next two: sequence seq, of 0 .. n_seq-1, begins. */
 void pkm_counts_begin(struct pkm_counts *counts, const struct model_info *info, int seq);
-/* Adds n_hit look-ups of memory m, slots and weights [n_hit], from sequence seq's rows of a step. */
+/* Adds n_hit look-ups of memory m, slots and weights [n_hit], from sequence seq's rows of a
+ * step. */
 void pkm_counts_add(struct pkm_counts *counts, const struct model_info *info, int m, int seq,
                     const int32_t *slots, const float *weights, int64_t n_hit);
 /* A step looked up n_tok positions in all memories. */

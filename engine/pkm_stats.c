@@ -26,8 +26,8 @@ static int64_t slots_above(const double *sum, int64_t n, double from)
     return n - low;
 }
 
-/* z: [n] not yet normalised, of slots in ascending order; overwritten. The others of n_slot slots have 0, which adds
- * nothing to a sum and, sorted, comes first. */
+/* z: [n] not yet normalised, of slots in ascending order; overwritten. The others of n_slot slots
+ * have 0, which adds nothing to a sum and, sorted, comes first. */
 static void distribution_stats(double *z, int64_t n, int64_t n_slot, double *kl, double *gini,
                                int64_t top[3])
 {

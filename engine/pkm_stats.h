@@ -22,8 +22,9 @@ struct pkm_stats {
 };
 /* A slot with a look-up: how many it had, and the sum of their weights. */
 typedef void pkm_sum_fn(void *ctx, int32_t slot, int64_t n, double weight);
-/* Adds up n look-ups in a table of n_slot slots, in the order they came, and calls fn for each slot that has one, in
- * ascending order. Time and memory go by the look-ups, or by the slots if they are fewer. ERR_MEMORY. */
+/* Adds up n look-ups in a table of n_slot slots, in the order they came, and calls fn for each slot
+ * that has one, in ascending order. Time and memory go by the look-ups, or by the slots if they are
+ * fewer. ERR_MEMORY. */
 enum err_code pkm_sums(const int32_t *slots, const float *weights, int64_t n, int64_t n_slot,
                        pkm_sum_fn *fn, void *ctx, struct err *err);
 /* scratch: malloc'd inside; returns ERR_MEMORY if that fails. */

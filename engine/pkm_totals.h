@@ -29,7 +29,8 @@ enum err_code pkm_totals_open(struct pkm_totals *totals, const struct model_info
                               struct err *err);
 void pkm_totals_close(struct pkm_totals *totals); /* zeroed ones are fine */
 
-/* Engine thread, once for each step: how many of its n_tok rows the sample takes, from row *first on. */
+/* Engine thread, once for each step: how many of its n_tok rows the sample takes, from row *first
+ * on. */
 int pkm_totals_due(struct pkm_totals *totals, int n_tok, int *first);
 /* Engine thread, after finish, for each memory in turn: takes the look-ups of these n rows. What an
  * earlier step gave must have been added. */

@@ -1,7 +1,7 @@
 /* The scheduling policy: pure functions from small arrays to decisions, nothing else.
  *
- * Called by the loop before each step. Changing who runs when means changing this file and its table
- * of tests. The policy:
+ * Called by the loop before each step. Changing who runs when means changing this file and its
+ * table of tests. The policy:
  *
  *   1. Every decoding sequence gets its one row. There are never more sequences than rows.
  *   2. What is left goes to prompts and documents: interactive ones first, then bulk, each class in

@@ -1,13 +1,13 @@
 /* The bounded queue between the front ends and the engine thread.
  *
  * Any thread pushes; the engine thread alone looks, removes and frees. There are two classes, and
- * the policy (plan.h) chooses the class and the request. A request stays in the queue until its last
- * sequence (a sample, a window of a text) has been admitted. Each time one is admitted the request
- * moves to the end of its class, so that requests take turns.
+ * the policy (plan.h) chooses the class and the request. A request stays in the queue until its
+ * last sequence (a sample, a window of a text) has been admitted. Each time one is admitted the
+ * request moves to the end of its class, so that requests take turns.
  *
  * What a request counts in the queue is the number of positions that it still makes the engine
- * compute. The limit does not count those of whoever has the most of them against the others, so one
- * large request does not keep them out.
+ * compute. The limit does not count those of whoever has the most of them against the others, so
+ * one large request does not keep them out.
  *
  * A job is the engine's own record of one request; a client's record counts what its requests have
  * waiting and running. Both come from pools made at open, so neither pushing nor running
@@ -114,8 +114,9 @@ bool queue_is_empty(struct queue *queue);
  * traces have no memory yet. */
 struct job *queue_pick(struct queue *queue, const struct plan_running *running,
                        enum priority priority, bool traces);
-/* Of the requests that PLAN_PASS_MAX sequences have passed for want of pages and that may take the next place, the one
- * that most have passed, of the same number a bulk one: it is tried before all others. NULL if there is none. */
+/* Of the requests that PLAN_PASS_MAX sequences have passed for want of pages and that may take the
+ * next place, the one that most have passed, of the same number a bulk one: it is tried before all
+ * others. NULL if there is none. */
 struct job *queue_pick_passed(struct queue *queue, const struct plan_running *running);
 /* The request whose traces found no memory, NULL if there is none. */
 struct job *queue_trace_waiter(struct queue *queue);

@@ -79,7 +79,8 @@ struct sampling {
 struct pkm_trace {
     int64_t lookups; /* positions · heads · k_top */
     int64_t n_position;
-    /* Either sums per slot or, if that is less or was asked for, every look-up. The other is NULL. */
+    /* Either sums per slot or, if that is less or was asked for, every look-up. The other is
+     * NULL. */
     uint32_t *count; /* [n_slot] accesses, those of weight 0 too */
     double *weight;  /* [n_slot] sum of weights */
     int32_t *slots;  /* [position_max, n_head·k_top] */
@@ -159,8 +160,8 @@ struct request {
     int64_t deadline_us; /* clock_now_us() time; 0 = none */
     struct request_ablate ablate;
     struct request_overlays overlays;
-    /* Of what these two change in the model, zeros where they change nothing; engine_submit. Pages of the
-     * cache are shared only with requests of the same. */
+    /* Of what these two change in the model, zeros where they change nothing; engine_submit. Pages
+     * of the cache are shared only with requests of the same. */
     uint64_t change[2];
 
     int n_item;
@@ -202,20 +203,20 @@ void request_use_memory(struct request *request, struct request_memory *memory);
  * score_from and bare are set. */
 enum err_code request_set_item(struct request *request, int i, int32_t *ids, int64_t n_ids,
                                const struct model_info *info, struct err *err);
-/* Positions that the request makes the engine compute at most: prompts and max_tokens, or all windows
- * with their overlaps. All items are set. */
+/* Positions that the request makes the engine compute at most: prompts and max_tokens, or all
+ * windows with their overlaps. All items are set. */
 int64_t request_positions(const struct request *request);
 /* Ends the front end's use: cancels what still runs and drops the front end's reference; the last
  * reference frees. When it returns, wake is not running and will not be called again. It waits for
  * a wake in progress, so do not hold a lock that wake takes. NULL is fine. */
 void request_release(struct request *request);
 void request_cancel(struct request *request);
-/* Counts the arrays no longer, ahead of the release of a request that is over. Returns their bytes. Any
- * thread. */
+/* Counts the arrays no longer, ahead of the release of a request that is over. Returns their bytes.
+ * Any thread. */
 int64_t request_uncount(struct request *request);
 
-/* Bytes of the memory traces of one item: per memory the least of sums per slot and all look-ups, or
- * with tokens all look-ups. */
+/* Bytes of the memory traces of one item: per memory the least of sums per slot and all look-ups,
+ * or with tokens all look-ups. */
 size_t request_trace_bytes(const struct model_info *info, int64_t n_ids_and_out, bool tokens);
 
 /* Positions that a text may have, by max_model_len (0 = no limit). */
@@ -226,8 +227,8 @@ static inline int engine_context(int max_model_len)
 
 /* ---- engine only --------------------------------------------------------------------------- */
 
-/* With min_tokens, the tokens that end a sequence are banned at first: whether none of those that are
- * allowed remains. */
+/* With min_tokens, the tokens that end a sequence are banned at first: whether none of those that
+ * are allowed remains. */
 bool sampling_bans_all(const struct sampling *s, const struct end_ids *ends);
 
 /* What a request is checked against. */
@@ -243,8 +244,8 @@ struct request_limits {
 void request_sum_change(struct request *request);
 
 /* Checks everything that the engine relies on: lengths against the context, ids against the
- * vocabulary, sampling against its bounds. *n_position becomes what the request counts in the queue:
- * the positions to compute. ERR_ARGUMENT, the message naming field, limit and value. */
+ * vocabulary, sampling against its bounds. *n_position becomes what the request counts in the
+ * queue: the positions to compute. ERR_ARGUMENT, the message naming field, limit and value. */
 enum err_code request_check(const struct request *request, const struct model_info *info,
                             const struct request_limits *limits, int64_t *n_position,
                             struct err *err);

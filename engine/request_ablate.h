@@ -22,9 +22,9 @@ struct request_ablate {
     uint64_t digest[2]; /* of the entries; zeros without any */
 };
 
-/* Sorts the n entries, multiplies those for the same memory, head and slot, the same in whatever order they came,
- * and drops what multiplies by 1. Takes the entries, malloc'd, or NULL with n 0. ERR_ARGUMENT: a product
- * is above ABLATE_PRODUCT_MAX. */
+/* Sorts the n entries, multiplies those for the same memory, head and slot, the same in whatever
+ * order they came, and drops what multiplies by 1. Takes the entries, malloc'd, or NULL with n 0.
+ * ERR_ARGUMENT: a product is above ABLATE_PRODUCT_MAX. */
 enum err_code request_ablate_make(struct request_ablate *ablate, struct step_ablate *entry, int n,
                                   struct err *err);
 void request_ablate_free(struct request_ablate *ablate); /* zeroed is fine */

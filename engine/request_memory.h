@@ -6,8 +6,8 @@
  *            first sequence is admitted and gives it back when it is freed. Pages that no block
  *            holds are returned to the system.
  *
- * Shared by the engine and the requests, which may outlive it; the last one to drop it frees it. Any
- * thread. */
+ * Shared by the engine and the requests, which may outlive it; the last one to drop it frees it.
+ * Any thread. */
 #ifndef ENGINE_REQUEST_MEMORY_H
 #define ENGINE_REQUEST_MEMORY_H
 
@@ -32,8 +32,8 @@ enum err_code request_memory_open(struct request_memory **memory, int64_t arrays
 struct request_memory *request_memory_keep(struct request_memory *memory); /* one more reference */
 void request_memory_drop(struct request_memory *memory);                   /* NULL is fine */
 
-/* Who may make room: relieve is called, without a lock, when arrays do not fit, with the bytes that are
- * lacking. Set before the first request. */
+/* Who may make room: relieve is called, without a lock, when arrays do not fit, with the bytes that
+ * are lacking. Set before the first request. */
 void request_memory_relieved_by(struct request_memory *memory,
                                 void (*relieve)(void *ctx, int64_t bytes), void *ctx);
 /* Counts bytes of arrays; false: they would exceed the bound. */

@@ -16,8 +16,8 @@
 struct score_window {
     int64_t first;  /* index into ids of the first token fed */
     int64_t n_feed; /* tokens fed */
-    /* Predictions that count: the last n_count of n_feed tokens. A last token that is fed all the same
-     * (score_item_feeds_last) predicts nothing and is not among them. */
+    /* Predictions that count: the last n_count of n_feed tokens. A last token that is fed all the
+     * same (score_item_feeds_last) predicts nothing and is not among them. */
     int64_t n_count;
 };
 int64_t score_window_count(int64_t n_ids, int64_t score_from, int64_t window, int64_t stride);

@@ -154,8 +154,8 @@ static int first_drawn(int n)
     return n > SELFTEST_DRAWN ? n - SELFTEST_DRAWN : 0;
 }
 
-/* Begins the step of row r, which draws the text's next token: nothing else is allowed. The row's own
- * token is given for the first of them; the others hold what the step before draws. */
+/* Begins the step of row r, which draws the text's next token: nothing else is allowed. The row's
+ * own token is given for the first of them; the others hold what the step before draws. */
 static void begin_ahead(const struct selftest *test, struct step *step, const struct probe *probe,
                         int r, bool is_first)
 {
@@ -196,9 +196,9 @@ static enum err_code run_ahead(const struct selftest *test, struct probe *probe,
     return ERR_OK;
 }
 
-/* Drawn tokens, where they are computed apart: the last ones of a text, row by row, alone, or with more
- * and more other sequences in the step, up to as many as may run, and with rows of a prompt between
- * the steps. */
+/* Drawn tokens, where they are computed apart: the last ones of a text, row by row, alone, or with
+ * more and more other sequences in the step, up to as many as may run, and with rows of a prompt
+ * between the steps. */
 static enum err_code run_drawn(const struct selftest *test, struct probe *probe, bool in_a_crowd,
                                struct err *err)
 {
@@ -255,8 +255,8 @@ static int text_length(const struct selftest *test)
     return n < test->context ? n : test->context;
 }
 
-/* Of log-probabilities, in the mean: last bits, and what roundings to BF16 and slots at the edge of a
- * selection make of them, are far below. */
+/* Of log-probabilities, in the mean: last bits, and what roundings to BF16 and slots at the edge of
+ * a selection make of them, are far below. */
 static const float ROUNDING_MAX = 0.25F;
 
 /* What the text gives with the fast paths in use: as a prompt, and with its last tokens drawn. */

@@ -8,8 +8,8 @@
  * together with as many others as may run, with rows of prompts in between. All results of a kind
  * must be finite and agree to the bit; otherwise the results of this machine, build or model would
  * depend on which other requests run, and the engine does not start. With fast_math they may depend
- * on that, and only have to be finite. Before it the fast paths that the backend has are tried one by
- * one. Where the self-test or the probe does not pass with them, all is tested again without.
+ * on that, and only have to be finite. Before it the fast paths that the backend has are tried one
+ * by one. Where the self-test or the probe does not pass with them, all is tested again without.
  *
  * The probe of model.sha256: what the model computed when it was made, against what it computes
  * here. */
@@ -33,14 +33,14 @@ struct selftest {
 /* Runs a decode step of each size that the backend prepares on its first use (capture_max). The
  * backend's error, if any. */
 enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
-/* Whether the backend computes the same bits for a text whole, in chunks and together with another, all of
- * them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
+/* Whether the backend computes the same bits for a text whole, in chunks and together with another,
+ * all of them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
 enum err_code selftest_run(const struct selftest *test, struct err *err);
-/* Tries the fast paths that the backend uses: a text is computed without any, as a prompt and as drawn
- * tokens, then by the exact ones together, which must give the same bits, then by the others too, which must give
- * log-probabilities that differ by no more in the mean than rounding explains. Where they do not, each is tried by itself,
- * and those that pass once more together. What does not pass is left out, with a line in the log. An error of the
- * device is returned. */
+/* Tries the fast paths that the backend uses: a text is computed without any, as a prompt and as
+ * drawn tokens, then by the exact ones together, which must give the same bits, then by the others
+ * too, which must give log-probabilities that differ by no more in the mean than rounding explains.
+ * Where they do not, each is tried by itself, and those that pass once more together. What does not
+ * pass is left out, with a line in the log. An error of the device is returned. */
 enum err_code selftest_fast_paths(const struct selftest *test, struct err *err);
 /* Leaves all of them out; whether there were any. */
 bool selftest_leave_fast_paths(const struct selftest *test);

@@ -1,6 +1,6 @@
 /* tiktoken's rank files as byte-level BPE: a token in base64 and its rank in each line. Llama 3's
- * is called tokenizer.model. The rank is the id, and says what is merged: there is no list of merges
- * (byte_bpe.h). The file has neither a pattern nor special tokens; Llama 3's are taken. */
+ * is called tokenizer.model. The rank is the id, and says what is merged: there is no list of
+ * merges (byte_bpe.h). The file has neither a pattern nor special tokens; Llama 3's are taken. */
 #include "engine/tokenizer_bpe.h"
 
 #include <string.h>

@@ -1,27 +1,28 @@
 /* The steps of a turn.
  *
- * A turn's rows are shared out (plan.c), fill a step, the model runs, the results are taken, the front
- * ends woken; where the backend computes drawn tokens apart (phases_apart) there is a step of these,
- * which somebody waits for, and then one of the other rows.
+ * A turn's rows are shared out (plan.c), fill a step, the model runs, the results are taken, the
+ * front ends woken; where the backend computes drawn tokens apart (phases_apart) there is a step of
+ * these, which somebody waits for, and then one of the other rows.
  *
- * A step feeds on the results of the one before, and a device would idle while the host takes them and
- * fills the next. Where the backend runs ahead, two steps are under way at a time:
+ * A step feeds on the results of the one before, and a device would idle while the host takes them
+ * and fills the next. Where the backend runs ahead, two steps are under way at a time:
  *
  *   - a turn's step of other rows begins before its step of drawn tokens is finished: they have
  *     nothing to do with one another;
- *   - a turn that has rows of drawn tokens alone, or the last ones of prompts, begins the next turn's
- *     step before its own is finished. Each row of that holds the token that the row before draws, by
- *     its place (step_token_drawn). A sequence that ends with that token has then computed a row for
- *     nothing, whose result is dropped; its pages may go to another at once, because the device
- *     computes in the order in which steps began.
+ *   - a turn that has rows of drawn tokens alone, or the last ones of prompts, begins the next
+ *     turn's step before its own is finished. Each row of that holds the token that the row before
+ *     draws, by its place (step_token_drawn). A sequence that ends with that token has then
+ *     computed a row for nothing, whose result is dropped; its pages may go to another at once,
+ *     because the device computes in the order in which steps began.
  *
  *   host     fill n+1 · wake for n-1 · wait for n · take n · fill n+2 · wake for n · wait for n+1 ·
  *   device   ────────────── compute n ────────────┴────────────── compute n+1 ───────────────┴──────
  *
- * Nothing runs ahead of a turn while a sequence has rows that are not in its step, or what it wants next
- * depends on the token (sequence_next). Elsewhere a step begins when the one before is taken; where the
- * backend computes by itself (is_async) the front ends are woken for the last step meanwhile, so that
- * it is not kept waiting while they are; where the model runs on this thread, before it does. */
+ * Nothing runs ahead of a turn while a sequence has rows that are not in its step, or what it wants
+ * next depends on the token (sequence_next). Elsewhere a step begins when the one before is taken;
+ * where the backend computes by itself (is_async) the front ends are woken for the last step
+ * meanwhile, so that it is not kept waiting while they are; where the model runs on this thread,
+ * before it does. */
 #include "engine/loop.h"
 
 #include "engine/clock.h"
@@ -156,8 +157,8 @@ static bool fill(struct engine *engine, struct batch *batch, bool is_drawn, int6
     return step->n_tok > 0;
 }
 
-/* Puts the rows into next that follow those of batch, which has begun. Whether that can be told of all
- * sequences, and any has one. */
+/* Puts the rows into next that follow those of batch, which has begun. Whether that can be told of
+ * all sequences, and any has one. */
 static bool fill_next(const struct engine *engine, const struct batch *batch, struct batch *next)
 {
     int n_sequence = 0; /* that have not ended since batch began */
@@ -306,7 +307,8 @@ static void begin(struct engine *engine, struct batch *batch)
     lookups_ask(engine, batch);
 }
 
-/* Wakes the front ends for the step before, while the device computes, and takes this one's results. */
+/* Wakes the front ends for the step before, while the device computes, and takes this one's
+ * results. */
 static enum err_code finish(struct engine *engine, struct batch *batch, struct err *err)
 {
     struct backend *const be = engine->be;
@@ -344,8 +346,8 @@ static struct batch *first_step(struct engine *engine, int64_t now_us)
     return batch;
 }
 
-/* Begins what the device computes next while first is under way, and says whether it belongs to this
- * turn; else it runs ahead of the next one. */
+/* Begins what the device computes next while first is under way, and says whether it belongs to
+ * this turn; else it runs ahead of the next one. */
 static bool begin_second(struct engine *engine, const struct batch *first, struct batch *second)
 {
     const bool has_others = fill(engine, second, false, clock_now_us());

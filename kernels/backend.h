@@ -39,8 +39,8 @@ struct backend_ops {
     enum err_code (*buffer_new)(struct backend *be, void **data, size_t bytes, const char *purpose,
                                 struct err *err);
     void (*buffer_free)(struct backend *be, void *data);
-    /* Packs host (a view of host memory: F32, F16, BF16, I8 with row_scale, or Q4 with row_scale_f16)
-     * into a new weight. */
+    /* Packs host (a view of host memory: F32, F16, BF16, I8 with row_scale, or Q4 with
+     * row_scale_f16) into a new weight. */
     enum err_code (*weight_new)(struct backend *be, struct weight **weight,
                                 const struct tensor *host, const struct weight_desc *desc,
                                 const char *name, struct err *err);
@@ -48,9 +48,9 @@ struct backend_ops {
     size_t (*weight_bytes)(const struct weight *weight);
     enum err_code (*step_new)(struct backend *be, struct step **step,
                               const struct step_limits *limits, struct err *err);
-    /* A second step of the same sizes, of a backend with runs_ahead; of others ERR_UNSUPPORTED. It shares
-     * the device's memory with step: which of the two began first is computed first. Freed before step
-     * is. */
+    /* A second step of the same sizes, of a backend with runs_ahead; of others ERR_UNSUPPORTED. It
+     * shares the device's memory with step: which of the two began first is computed first. Freed
+     * before step is. */
     enum err_code (*step_twin)(struct backend *be, struct step **twin, struct step *step,
                                struct err *err);
     void (*step_free)(struct backend *be, struct step *step);
@@ -79,8 +79,8 @@ struct backend_ops {
     struct op_table compute; /* called by op.c alone */
 };
 
-/* A faster way to compute than the plainest one, for a device that may turn out to be none for it: the
- * self-test compares its results with those without it. */
+/* A faster way to compute than the plainest one, for a device that may turn out to be none for it:
+ * the self-test compares its results with those without it. */
 struct fast_path {
     const char *name; /* for the log and /info */
     bool is_exact;    /* results have the same bits with it; else they differ by rounding */
@@ -110,8 +110,8 @@ struct backend {
     bool prefers_bf16;   /* products of BF16 and F16 weights are many times as fast as of F32 */
     int n_tok_good;      /* rows of a step beyond which more give hardly more rows per second */
     bool is_async;       /* the host is free between submit and finish */
-    /* Between a step's submit and its finish its twin may begin, and hold tokens that the step draws:
-     * step_token_drawn. */
+    /* Between a step's submit and its finish its twin may begin, and hold tokens that the step
+     * draws: step_token_drawn. */
     bool runs_ahead;
     /* It may compute rows of tokens that came in a request otherwise than rows of drawn tokens, so
      * that a token has other bits as the one than as the other. Hence all rows of a step are of one

@@ -80,8 +80,8 @@ typedef void op_rms_norm_fn(struct backend *be, struct tensor y, struct tensor s
  * zeros becomes NaN. y may be x. */
 typedef void op_l2_norm_fn(struct backend *be, struct tensor y, struct tensor x, int n_run);
 
-/* x = the RMS norm of each of the n_head equal runs of columns of a row, in place: of queries or keys,
- * before rope (Henry et al. 2020; Qwen3). gamma [1, columns of a run],
+/* x = the RMS norm of each of the n_head equal runs of columns of a row, in place: of queries or
+ * keys, before rope (Henry et al. 2020; Qwen3). gamma [1, columns of a run],
  * the same for all heads. */
 typedef void op_head_norm_fn(struct backend *be, struct tensor x, struct tensor gamma, int n_head,
                              float eps);
@@ -112,10 +112,10 @@ enum act { ACT_NONE, ACT_RELU, ACT_GELU /* exact: x/2 (1 + erf(x/√2)) */ };
 /* y[n, n_out] = act(x[n, n_in]·Wᵀ + bias). bias [1, n_out] or data NULL. One chain of
  * multiply-adds per output, in ascending k. BF16 weights: x is rounded to BF16, products and sums
  * are F32; where instructions multiply pairs, up to 32 neighbours are added up before they join
- * the chain, always the same ones. F16 weights: likewise, x rounded to F16, to nearest, and what that
- * would make infinite, infinities too, becomes 65504 with its sign; NaN stays NaN. I8 weights q·scale: x is rounded to INT8 by rows
- * (kernels/int8.h), y = act((float)(Σ qx·qw) · (scale_x·scale_w) + bias), the sum being exact.
- * y does not overlap x. */
+ * the chain, always the same ones. F16 weights: likewise, x rounded to F16, to nearest, and what
+ * that would make infinite, infinities too, becomes 65504 with its sign; NaN stays NaN. I8 weights
+ * q·scale: x is rounded to INT8 by rows (kernels/int8.h), y = act((float)(Σ qx·qw) ·
+ * (scale_x·scale_w) + bias), the sum being exact. y does not overlap x. */
 typedef void op_linear_fn(struct backend *be, struct tensor y, struct tensor x,
                           const struct weight *w, struct tensor bias, enum act act);
 
@@ -266,8 +266,8 @@ struct pkm_place {
 /* Knock-out, in place, between what makes the weights and pkm_read: for each row r and column j, of
  * head j / k_top,
  *   weights[j] = weights[j] · f,   f = 1 · scale of each entry that is in the list of r's sequence
- *                                  (step->ablate) and names place's memory, the head or all heads, and
- *                                  the slot or all slots, multiplied in the list's order.
+ *                                  (step->ablate) and names place's memory, the head or all heads,
+ *                                  and the slot or all slots, multiplied in the list's order.
  * Nothing is normalised again. Rows of sequences with an empty list stay as they are, to the bit.
  * weights and slots have a row for each of the step's. */
 typedef void op_pkm_ablate_fn(struct backend *be, struct tensor weights, struct tensor slots,

@@ -58,11 +58,11 @@ struct sample_adjust {
  * takes the first candidate, in that order, whose cumulative share of the kept mass exceeds u;
  * without top_k, top_p, min_p and typical_p the candidates are taken in id order instead (no
  * sort). temperature 0 takes the largest adjusted logit, the lowest id on ties. Shares are
- * exp((z - z_max) / temperature), summed in candidate order; a backend's sums may be off by 1e-6 of the
- * total, so backends may draw different tokens where u is that close to a border. Rounding never
- * leaves the draw empty: if no cumulative share exceeds u, the last candidate with a share above 0
- * is taken. If every allowed token is at -infinity, the lowest allowed id is taken. If a logit is
- * NaN or +infinity, the lowest such id is taken; its log-probability is then NaN. */
+ * exp((z - z_max) / temperature), summed in candidate order; a backend's sums may be off by 1e-6 of
+ * the total, so backends may draw different tokens where u is that close to a border. Rounding
+ * never leaves the draw empty: if no cumulative share exceeds u, the last candidate with a share
+ * above 0 is taken. If every allowed token is at -infinity, the lowest allowed id is taken. If a
+ * logit is NaN or +infinity, the lowest such id is taken; its log-probability is then NaN. */
 struct sample_params {
     double u;          /* uniform in [0, 1): the sequence's own counter-based random number */
     float temperature; /* >= 0 */

@@ -132,7 +132,8 @@ static inline uint16_t f16_from_f32(float value)
         return (uint16_t)(sign | 0x7c00u);
     }
     if (v.u <
-        0x38800000u) { /* below 2^-14: a multiple of 2^-24, whose number 2^23 leaves in the low bits */
+        0x38800000u) { /* below 2^-14: a multiple of 2^-24, whose number 2^23 leaves in the low
+                        * bits */
         v.f = v.f * 0x1p24f + 0x1p23f;
         return (uint16_t)(sign | (v.u & 0x7ffu));
     }

@@ -33,11 +33,12 @@ static inline const char *placement_name(enum placement placement)
 /* What a weight is made as. */
 struct weight_desc {
     enum weight_kind kind;
-    /* As computed with. F32, BF16: any kind. F16: a MATRIX where the backend has_f16 (numbers beyond 65504
-     * become 65504 with their sign), and there a TABLE of an F16 source that only pkm_read or pkm_experts
-     * read. I8: a MATRIX or TABLE where it has_int8; where it has_int8_slots, a TABLE of an I8 source that
-     * only pkm_read or pkm_experts read. Q4: if and only if the source is, a TABLE that only pkm_read
-     * reads. A TABLE with PLACEMENT_MMAP keeps its source's dtype. */
+    /* As computed with. F32, BF16: any kind. F16: a MATRIX where the backend has_f16 (numbers
+     * beyond 65504 become 65504 with their sign), and there a TABLE of an F16 source that only
+     * pkm_read or pkm_experts read. I8: a MATRIX or TABLE where it has_int8; where it
+     * has_int8_slots, a TABLE of an I8 source that only pkm_read or pkm_experts read. Q4: if and
+     * only if the source is, a TABLE that only pkm_read reads. A TABLE with PLACEMENT_MMAP keeps
+     * its source's dtype. */
     enum dtype dtype;
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */

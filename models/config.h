@@ -36,9 +36,10 @@ struct config_memory {
 enum attention { ATTENTION_JOINT, ATTENTION_SPLIT, ATTENTION_HEAD_SPLIT };
 
 /* How the frequencies f of rotary positions are made slower, so that a model can be used for longer
- * texts than it was first trained on. LINEAR: f / factor. LLAMA3 (Llama 3.1): a frequency that turns
- * more than high times within original positions stays as it is, one that turns less than low times
- * becomes f / factor, and between these a mixture of the two, linear in the number of turns. */
+ * texts than it was first trained on. LINEAR: f / factor. LLAMA3 (Llama 3.1): a frequency that
+ * turns more than high times within original positions stays as it is, one that turns less than low
+ * times becomes f / factor, and between these a mixture of the two, linear in the number of
+ * turns. */
 enum rope_kind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 };
 struct rope_scaling {
     enum rope_kind kind;

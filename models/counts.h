@@ -50,7 +50,8 @@ enum err_code counts_new(struct counts *counts, const struct model_info *info, c
                          struct err *err);
 /* The same for the memories of other counts. */
 enum err_code counts_new_like(struct counts *counts, const struct counts *other, struct err *err);
-/* file, aligned as malloc aligns, and path must outlive counts; on failure there is nothing to free. */
+/* file, aligned as malloc aligns, and path must outlive counts; on failure there is nothing to
+ * free. */
 enum err_code counts_parse(struct counts *counts, const void *file, size_t bytes, const char *path,
                            struct err *err);
 /* Maps the file, which must not change meanwhile, and parses it. */
@@ -64,7 +65,8 @@ enum err_code counts_check_same(const struct counts *counts, const struct counts
 enum err_code counts_check(const struct counts *counts, const struct model_info *info,
                            const char *model, const char *name, struct err *err);
 
-/* Adds more to sum, which owns its arrays: the same model. ERR_ARGUMENT where a sum would overflow. */
+/* Adds more to sum, which owns its arrays: the same model. ERR_ARGUMENT where a sum would
+ * overflow. */
 enum err_code counts_add(struct counts *sum, const struct counts *more, struct err *err);
 
 /* The header of the file: see safetensors_header. */

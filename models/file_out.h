@@ -1,6 +1,6 @@
-/* A file that appears under its name when it is complete: until then it is NAME.part beside it. So nobody
- * reads half a file, a failure leaves an earlier one as it is, and a file may be made of itself. What is no
- * regular file (a pipe, a device) is written in place. */
+/* A file that appears under its name when it is complete: until then it is NAME.part beside it. So
+ * nobody reads half a file, a failure leaves an earlier one as it is, and a file may be made of
+ * itself. What is no regular file (a pipe, a device) is written in place. */
 #ifndef MODELS_FILE_OUT_H
 #define MODELS_FILE_OUT_H
 
@@ -19,8 +19,8 @@ struct file_out {
 enum err_code file_out_open(struct file_out *out, const char *path, struct err *err);
 /* Whether path could be opened so, before work that takes long. Leaves nothing behind. */
 enum err_code file_out_check(const char *path, struct err *err);
-/* With code ERR_OK the file gets its name; else it is removed. Returns code, or what goes wrong now.
- * Zeroed is fine. */
+/* With code ERR_OK the file gets its name; else it is removed. Returns code, or what goes wrong
+ * now. Zeroed is fine. */
 enum err_code file_out_close(struct file_out *out, enum err_code code, struct err *err);
 /* Whether path is the regular file that is read as input; "-" is standard input. */
 bool file_out_is_input(const char *path, const char *input);

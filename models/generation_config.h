@@ -1,8 +1,9 @@
 /* generation_config.json: how a model's makers recommend to draw from it. model_open reads it into
  * model_info.sampling; the server uses it where a request of its own dialect says nothing.
  *
- * The file is optional, and other programs write many more keys into it (lengths, ids, beams): those
- * that are not about drawing tokens are passed over. What is read, a null being nothing given:
+ * The file is optional, and other programs write many more keys into it (lengths, ids, beams):
+ * those that are not about drawing tokens are passed over. What is read, a null being nothing
+ * given:
  *
  *   do_sample           false: the likeliest token always, whatever temperature says
  *   temperature         0 .. 2

@@ -11,15 +11,15 @@
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* The text that the thread is reading. jansson does not look at every result of malloc, so the first NULL ends the
- * reading by a jump out of it. */
+/* The text that the thread is reading. jansson does not look at every result of malloc, so the
+ * first NULL ends the reading by a jump out of it. */
 static _Thread_local struct {
     bool is_on;
     jmp_buf end;
     void **taken; /* Owner: the pieces of memory that jansson took, [n_taken] of room */
     size_t n_taken, room;
-    void *
-        returned; /* those of them that it has freed, each with the address of the next: free when all is read */
+    /* Those of them that it has freed, each with the address of the next: free when all is read. */
+    void *returned;
 } reading;
 
 static void *reading_malloc(size_t bytes)

@@ -1,5 +1,6 @@
 /* Reads a JSON object from a file or from memory, with every bound stated. config.c, tensors.c and
- * safetensors.c call it, and the server for bodies of requests; what comes back is syntax only, its meaning is theirs to check. */
+ * safetensors.c call it, and the server for bodies of requests; what comes back is syntax only, its
+ * meaning is theirs to check. */
 #ifndef MODELS_JSON_FILE_H
 #define MODELS_JSON_FILE_H
 
@@ -9,9 +10,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* As json_loadb. Where there is no memory, frees what it has taken, returns NULL and sets *no_memory: jansson 2.14 by
- * itself goes on without the bytes that found no room, to an assertion, past the end of a text, or to an error that calls
- * the JSON wrong. */
+/* As json_loadb. Where there is no memory, frees what it has taken, returns NULL and sets
+ * *no_memory: jansson 2.14 by itself goes on without the bytes that found no room, to an assertion,
+ * past the end of a text, or to an error that calls the JSON wrong. */
 json_t *json_read(const char *text, size_t bytes, size_t flags, json_error_t *fault,
                   bool *no_memory);
 

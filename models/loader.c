@@ -315,7 +315,8 @@ const struct weight *loader_weight(struct loader *loader, const struct tensor *h
 const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
                                        enum weight_kind kind, int n_group, const char *name)
 {
-    /* Of queries only a device's: no CPU that could multiply split ones has been tried with a model. */
+    /* Of queries only a device's: no CPU that could multiply split ones has been tried with a
+     * model. */
     const bool is_split =
         loader->info->dtype != DTYPE_F32 && (kind == WEIGHT_KEYS || !loader->store->be->is_host);
     const struct weight_desc desc = {.kind = kind,

@@ -5,8 +5,8 @@
 #include <stdarg.h>
 
 /* The type of a table's rows: their file's, except that they become INT8 where all weights do. A
- * backend without INT8 takes INT8 rows as BF16, but for those of slots if it can; F16 rows become F32, with
- * the same exception. */
+ * backend without INT8 takes INT8 rows as BF16, but for those of slots if it can; F16 rows become
+ * F32, with the same exception. */
 static enum dtype table_dtype(const struct loader *loader, enum dtype file, bool of_slots)
 {
     if (file == DTYPE_Q4 || loader->info->dtype == DTYPE_I8) {

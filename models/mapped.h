@@ -1,4 +1,5 @@
-/* A file that is mapped read-only for as long as a model uses it, and whether it is still what it was.
+/* A file that is mapped read-only for as long as a model uses it, and whether it is still what it
+ * was.
  *
  * The system answers reads past a file's new end with SIGBUS, which would end the process without a
  * word. Here such a read gives zeros, and mapped_check says from then on that the file was cut. */

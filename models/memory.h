@@ -99,10 +99,10 @@ int64_t memory_query_width(const struct memories *memories);
 void memory_lay_out(struct memories *memories, struct arena *arena, int64_t n_tok,
                     struct tensor query);
 
-/* y = residual + memory(in); residual may be y, or data NULL. in, y [n_tok, d_model], all rows of step,
- * whose knock-out lists and redirections apply; the weights kept are those used, without an expert's
- * gelu. y is not in, and there is no residual, unless the memory is a plain sum of values (no gates, no
- * projection). */
+/* y = residual + memory(in); residual may be y, or data NULL. in, y [n_tok, d_model], all rows of
+ * step, whose knock-out lists and redirections apply; the weights kept are those used, without an
+ * expert's gelu. y is not in, and there is no residual, unless the memory is a plain sum of values
+ * (no gates, no projection). */
 void memory_run(const struct memories *memories, const struct memory *memory, struct tensor y,
                 struct tensor residual, struct tensor in, const struct step *step,
                 const struct model_tap *tap);

@@ -16,10 +16,10 @@
  *               and what else memory.h tells
  *   logits[t] = W_vocabulary·RMS(x)
  *
- * Several query heads may share one head of keys and values (grouped queries). Without memories this is
- * the decoder of Llama (Touvron et al. 2023), and with its options that of Mistral, Qwen2 and Qwen3:
- * linear layers may have biases, each head of the queries and keys an RMS norm before it is rotated,
- * and the frequencies of the positions may be scaled (struct rope_scaling).
+ * Several query heads may share one head of keys and values (grouped queries). Without memories
+ * this is the decoder of Llama (Touvron et al. 2023), and with its options that of Mistral, Qwen2
+ * and Qwen3: linear layers may have biases, each head of the queries and keys an RMS norm before it
+ * is rotated, and the frequencies of the positions may be scaled (struct rope_scaling).
  *
  * The file reads top down: configuration, parameters, binding table, workspace, forward. */
 #include "models/network.h"
@@ -299,8 +299,8 @@ static void add_delta(const struct network *net, const struct layer *layer, cons
     op_rms_norm(net->be, unread, s->x, s->x, s->delta, layer->norm2, net->norm_eps);
 }
 
-/* s->delta = (network or memory)(s->normed); what memories beside it or after the layer give is added to
- * s->x, or left in s->delta. */
+/* s->delta = (network or memory)(s->normed); what memories beside it or after the layer give is
+ * added to s->x, or left in s->delta. */
 static void transform(const struct memory_llama *model, const struct layer *layer,
                       const struct scratch *s, const struct step *step, const struct model_tap *tap)
 {

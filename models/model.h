@@ -99,8 +99,8 @@ static inline bool end_ids_have(const struct end_ids *ends, int32_t id)
     return false;
 }
 
-/* How to draw tokens where a request says nothing: what the model's generation_config.json recommends,
- * or MODEL_SAMPLING_PLAIN, which draws from the distribution as it is. */
+/* How to draw tokens where a request says nothing: what the model's generation_config.json
+ * recommends, or MODEL_SAMPLING_PLAIN, which draws from the distribution as it is. */
 struct model_sampling {
     float temperature, top_p, min_p, repetition;
     int top_k; /* 0 = off */
@@ -173,7 +173,8 @@ static inline int model_span_max(const struct model_info *info)
 struct model_options {
     const char *dtype; /* "auto" (BF16 files → bf16, I8 → int8 where the backend has_int8, else
                         * bf16; where the backend prefers_bf16 F16 → f16 if it has_f16 and others
-                        * → bf16; else f32), "f32", "bf16", "int8", "f16" where the backend has_f16 */
+                        * → bf16; else f32), "f32", "bf16", "int8", "f16" where the backend
+                        * has_f16 */
     const char *cache_dtype; /* "auto" or NULL (F32 beside F32 weights and where heads have an odd
                               * number of columns, else BF16), "f32", "bf16" */
     double int8_max_loss;    /* weight_desc.loss_max of weights made I8: MODEL_INT8_LOSS, or 0 */
@@ -196,8 +197,9 @@ enum err_code model_open(struct model **model, struct backend *be, const char *d
 enum err_code model_info_read(struct model_info *info, const char *dir, struct err *err);
 void model_close(struct model *model); /* NULL is fine */
 const struct model_info *model_info(const struct model *model);
-/* Whether the files that are read in place are still what was opened; ERR_IO names the first that is
- * not. With reads_only only whether each read so far has found its bytes, which costs nothing. */
+/* Whether the files that are read in place are still what was opened; ERR_IO names the first that
+ * is not. With reads_only only whether each read so far has found its bytes, which costs
+ * nothing. */
 enum err_code model_check_files(const struct model *model, bool reads_only, struct err *err);
 
 /* Bytes of key/value cache per page of KV_PAGE positions, over all layers. */

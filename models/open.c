@@ -56,8 +56,8 @@ enum err_code model_info_read(struct model_info *info, const char *dir, struct e
     return code;
 }
 
-/* The dtype to compute with. F16 files are computed in F32 where that is not much slower or the backend has
- * no F16 products: BF16 loses three of their bits. */
+/* The dtype to compute with. F16 files are computed in F32 where that is not much slower or the
+ * backend has no F16 products: BF16 loses three of their bits. */
 static enum err_code choose_dtype(struct model_info *info, const struct backend *be,
                                   const char *wanted, struct err *err)
 {

@@ -4,8 +4,8 @@
  *   memories.I.rows         [n, d_value] F32, F16, BF16, or I8 with memories.I.rows.scale F32 [n]
  *   memories.I.experts      [n, d_model] likewise, with memories.I.experts.scale, where and only
  *                           where the memory has experts
- * and as metadata: format, OVERLAY_FORMAT; mode, "replace" or "add"; base, or base.I where there are
- * several memories: what overlay_base_hash gives for memory I of the base.
+ * and as metadata: format, OVERLAY_FORMAT; mode, "replace" or "add"; base, or base.I where there
+ * are several memories: what overlay_base_hash gives for memory I of the base.
  *
  * A file is believed nothing: overlay_parse checks all that the file alone can tell, overlay_check
  * the rest against a model. Errors begin with the file's path and name the tensor. */
@@ -43,8 +43,8 @@ struct overlay {
 };
 
 /* file, aligned as malloc aligns, and path must outlive overlay. Refused: what is not as described
- * above, slots that are not ascending, NaN and infinity. Owner of what overlay holds: the caller, by
- * overlay_free; on failure there is nothing to free. */
+ * above, slots that are not ascending, NaN and infinity. Owner of what overlay holds: the caller,
+ * by overlay_free; on failure there is nothing to free. */
 enum err_code overlay_parse(struct overlay *overlay, const void *file, size_t bytes,
                             const char *path, struct err *err);
 void overlay_free(struct overlay *overlay);

@@ -145,8 +145,8 @@ static struct scratch scratch_head(const struct scratch *full, int64_t n_tok)
     return s;
 }
 
-/* s->x = LN(s->x + s->delta), in the place of s->attn_out, whose content has been used: who computes
- * the next product from it may then norm and read x at once (op_add_norm). */
+/* s->x = LN(s->x + s->delta), in the place of s->attn_out, whose content has been used: who
+ * computes the next product from it may then norm and read x at once (op_add_norm). */
 static void add_norm(const struct network *net, const struct norm *norm, struct scratch *s)
 {
     const struct tensor x = s->x;

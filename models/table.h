@@ -1,6 +1,6 @@
-/* A memory's table of values or experts as it stands in a model's file, row by row: nothing of it is
- * kept, so that tables of any size are read in bounded memory. Of overlays likewise. For the tools that
- * compare and change tables; the network reads them through its backend. */
+/* A memory's table of values or experts as it stands in a model's file, row by row: nothing of it
+ * is kept, so that tables of any size are read in bounded memory. Of overlays likewise. For the
+ * tools that compare and change tables; the network reads them through its backend. */
 #ifndef MODELS_TABLE_H
 #define MODELS_TABLE_H
 

@@ -5,7 +5,8 @@
  * entry's data lies in the mapping, and pages that were packed can be handed back to the system.
  *
  * The files must not be changed or truncated while a model is open: tensors_check_files tells
- * whether they were (mapped.h). Replace a model by writing a new directory (or renaming new files into place), which leaves the mapping intact. */
+ * whether they were (mapped.h). Replace a model by writing a new directory (or renaming new files
+ * into place), which leaves the mapping intact. */
 #ifndef MODELS_TENSORS_H
 #define MODELS_TENSORS_H
 
@@ -15,9 +16,9 @@
 
 struct tensors;
 
-/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16, BF16, I8 or I32, or
- * holds a memory's values in U8 (codes of 4 bits, DTYPE_Q4), and starts at a multiple of its element
- * size; any other is ERR_UNSUPPORTED and names the tensor. */
+/* Owner of *tensors: the caller, by tensors_close. Every entry has dtype F32, F16, BF16, I8 or I32,
+ * or holds a memory's values in U8 (codes of 4 bits, DTYPE_Q4), and starts at a multiple of its
+ * element size; any other is ERR_UNSUPPORTED and names the tensor. */
 enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err *err);
 void tensors_close(struct tensors *tensors); /* NULL is fine */
 /* Whether the files are still what was mapped; ERR_IO names the first that is not. With reads_only

@@ -34,7 +34,8 @@ static int no_command(const char *name)
     return EXIT_USAGE;
 }
 
-/* `pkmserve help [command]`, `pkmserve --help`, and `pkmserve help man`, which prints a document. */
+/* `pkmserve help [command]`, `pkmserve --help`, and `pkmserve help man`, which prints a
+ * document. */
 static int print_help(const char *name)
 {
     if (name && options_document(stdout, name)) {

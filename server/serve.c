@@ -228,10 +228,10 @@ static void reload_keys(struct server *server)
     }
 }
 
-/* Large blocks are mapped by themselves, so that the system has them back when they are freed, and few
- * heaps are kept; what is free in those goes back in memory_trim. That gives back all but the end of a
- * heap, which free() gives back when a block joins it; so blocks join at once, and do not wait in fast
- * bins for a trim that would be too late for them. */
+/* Large blocks are mapped by themselves, so that the system has them back when they are freed, and
+ * few heaps are kept; what is free in those goes back in memory_trim. That gives back all but the
+ * end of a heap, which free() gives back when a block joins it; so blocks join at once, and do not
+ * wait in fast bins for a trim that would be too late for them. */
 static void memory_begin(void)
 {
 #ifdef __GLIBC__
@@ -261,8 +261,8 @@ static size_t resident_bytes(void)
     return n == 2 ? (size_t)resident * (size_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
-/* Gives back what is free, if more has become free since the last time, or if the process has grown:
- * what was given back and used again since is free, but resident. */
+/* Gives back what is free, if more has become free since the last time, or if the process has
+ * grown: what was given back and used again since is free, but resident. */
 static void memory_trim(struct trimmed *last)
 {
 #ifdef __GLIBC__

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Makes the environment name the library, for backend_open. Unless it says otherwise, our own kernels
- * multiply rows of requests, too: then a row has the same bits in a prompt and drawn. */
+/* Makes the environment name the library, for backend_open. Unless it says otherwise, our own
+ * kernels multiply rows of requests, too: then a row has the same bits in a prompt and drawn. */
 static inline bool cuda_library_find(void)
 {
     (void)setenv("PKMSERVE_CUDA_LT", "0", 0);

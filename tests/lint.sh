@@ -35,6 +35,9 @@ awk 'FNR == 1 { open = 0 }
        if (at && !index(substr($0, at), "*/") && gsub(/"/, "", before) % 2 == 0) open = at }' \
     "${sources[@]}" | finding "a comment whose lines do not begin below each other"
 
+# A comment keeps to the 100 columns of the code. A table, whose columns stand three blanks apart, may be wider.
+LC_ALL=C.UTF-8 grep -nE '^.{101}' "${sources[@]}" | grep -vE '[^ ] {3}|──' | finding "a line of more than 100 columns"
+
 # A file that a comment names is there. (CUDA's own header is not ours.)
 awk -v names="${everything[*]##*/}" \
     'BEGIN { n = split(names, list, " "); for (i = 1; i <= n; i++) is[list[i]] = 1; is["cuda_bf16.h"] = 1 }

@@ -6,8 +6,8 @@
  * number of threads.
  *
  * cpu.c opens the backend and reserves memory; machine.c knows cores, memory, instruction sets and
- * rates; pool.c has the threads; weight.c packs. The ops are in files of their own names, drawing by
- * rank in sample_rank.c. */
+ * rates; pool.c has the threads; weight.c packs. The ops are in files of their own names, drawing
+ * by rank in sample_rank.c. */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 

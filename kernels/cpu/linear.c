@@ -12,8 +12,8 @@ enum {
     /* A hand-over to the threads takes about as long as copying this many floats. */
     PACK_ALONE = 1 << 14,
     /* Large outputs use non-temporal stores, which avoids reading each line for ownership and saves
-     * an eighth of the vocabulary's product. So do outputs of few rows: W has driven their lines out
-     * of the caches, and fetching them would evict lines of W. */
+     * an eighth of the vocabulary's product. So do outputs of few rows: W has driven their lines
+     * out of the caches, and fetching them would evict lines of W. */
     STREAM_BYTES = 1 << 20,
     STREAM_FEW_ROWS = 32,
     LINE_BYTES = 64,

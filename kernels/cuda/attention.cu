@@ -1,16 +1,16 @@
 /* Causal attention over the pages of the cache: the op, and the kernel for few rows of requests.
  *
  * Drawn tokens go to attention_drawn.cu, rows of requests that tensor cores may compute to
- * attention_mma.cu, others to the kernel here while they are few, and many to attention_tile.cu; these
- * two give the same bits, so that is a matter of speed.
+ * attention_mma.cu, others to the kernel here while they are few, and many to attention_tile.cu;
+ * these two give the same bits, so that is a matter of speed.
  *
- * Rows × heads of few rows do not fill the device, so the splits of a row (attention.cuh) are shared
- * out among units, a block of each head to each: step_begin makes them of the rows' lengths, and they
- * travel with the step. Where a row has several units, their blocks leave (max, sum, o) of each split
- * in scratch, and the last one of a row and head to arrive merges them in ascending order. How they
- * are shared out changes no bits. Blocks whose unit has no split leave. Up to PART_ROWS rows are
- * spread, where the scratch holds all their splits: a prompt reads its keys once per row then, but
- * from the cache of the device. */
+ * Rows × heads of few rows do not fill the device, so the splits of a row (attention.cuh) are
+ * shared out among units, a block of each head to each: step_begin makes them of the rows' lengths,
+ * and they travel with the step. Where a row has several units, their blocks leave (max, sum, o) of
+ * each split in scratch, and the last one of a row and head to arrive merges them in ascending
+ * order. How they are shared out changes no bits. Blocks whose unit has no split leave. Up to
+ * PART_ROWS rows are spread, where the scratch holds all their splits: a prompt reads its keys once
+ * per row then, but from the cache of the device. */
 #include "kernels/cuda/attention.cuh"
 
 namespace
@@ -115,8 +115,8 @@ __device__ __forceinline__ float row_weigh(const struct attention_args &a, const
     return o;
 }
 
-/* Calls use(split, part, o) for the unit's splits: o[i] is column threadIdx.x + i·BLOCK, for columns
- * below d_head. */
+/* Calls use(split, part, o) for the unit's splits: o[i] is column threadIdx.x + i·BLOCK, for
+ * columns below d_head. */
 template <bool is_one_buffer, int n_col, typename T, typename Use>
 __device__ __forceinline__ void unit_visit(const struct attention_args &a, const row_shared<T> &m,
                                            const struct attention_unit &unit, int head, Use use)
@@ -235,9 +235,9 @@ __device__ __forceinline__ void part_write(const struct attention_args &a, const
     }
 }
 
-/* Grid: heads × units. Bytes: 8·d_head (BF16: 4·d_head) per position, row and head; flops: 4·d_head;
- * bound: the memory's bandwidth, and for a row or two the latency of dependent reads. Share reached:
- * not measured yet. */
+/* Grid: heads × units. Bytes: 8·d_head (BF16: 4·d_head) per position, row and head; flops:
+ * 4·d_head; bound: the memory's bandwidth, and for a row or two the latency of dependent reads.
+ * Share reached: not measured yet. */
 template <typename T, bool is_one_buffer>
 __global__ void __launch_bounds__(BLOCK, 10) part_kernel(struct attention_args a, struct parts p)
 {

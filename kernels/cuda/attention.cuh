@@ -1,5 +1,5 @@
-/* What the attention kernels share: above all the arithmetic of those that must give the same bits for
- * a row.
+/* What the attention kernels share: above all the arithmetic of those that must give the same bits
+ * for a row.
  *
  *   attention.cu        few rows of requests in F32: the splits of a row on several blocks, merged at
  *                       the end
@@ -7,8 +7,8 @@
  *   attention_mma.cu    rows of requests on tensor cores, in BF16: an arithmetic of its own
  *   attention_drawn.cu  drawn tokens: likewise, in F32
  *
- * In the first two a row's result for one head is defined like this, whichever computes it. Positions are cut
- * into splits of SPLIT, by absolute position. Within a split
+ * In the first two a row's result for one head is defined like this, whichever computes it.
+ * Positions are cut into splits of SPLIT, by absolute position. Within a split
  *   score_u = scale · Σ_c q_c·k_uc       one chain of multiply-adds in ascending c
  *   max = max_u score_u                  over the positions that the row sees
  *   e_u = expf(score_u - max)
@@ -36,7 +36,8 @@ constexpr int SPLIT_EACH = SPLIT / SPLIT_LANES;
 constexpr int DRAWN_SPLIT = 32; /* positions of a drawn token's split */
 constexpr int PART_MAX = 64;    /* parts of a drawn token's row: blocks that it may occupy */
 constexpr int D_HEAD_MAX = 256;
-/* Dynamic shared memory of a block: the smaller devices have 99 KB, up to 4 of them for static use. */
+/* Dynamic shared memory of a block: the smaller devices have 99 KB, up to 4 of them for static
+ * use. */
 constexpr size_t SHARED_BYTES_MAX = 95 << 10;
 /* Wider heads have one buffer for the keys and then the values of a split: two would not fit. */
 constexpr int D_HEAD_TWO_BUFFERS = 128;
@@ -216,8 +217,8 @@ __device__ __forceinline__ struct merge_factors merge_part(struct softmax_part *
 }
 
 /* Whether this block is the last of its row's and head's, and sees then what the others have left.
- * Fences by one thread are enough: behind a barrier they speak for the block, and each costs all that
- * is under way. */
+ * Fences by one thread are enough: behind a barrier they speak for the block, and each costs all
+ * that is under way. */
 __device__ __forceinline__ bool parts_arrive(unsigned *n_arrived, int n_unit)
 {
     __shared__ bool is_last;

@@ -1,18 +1,19 @@
 /* Attention of drawn tokens: attention_drawn.cuh says how, and what it costs.
  *
- * The grid depends on the number of rows, never on positions, so that a captured step can be replayed:
- * blocks whose unit has no split leave. Bytes: 8·d_head (BF16: 4·d_head) per position, row and head;
- * flops: 4·d_head; bound: the memory's bandwidth, for few rows the latencies of a chain. Share reached on
- * an H200: 57 % of 256 rows of 270 positions. */
+ * The grid depends on the number of rows, never on positions, so that a captured step can be
+ * replayed: blocks whose unit has no split leave. Bytes: 8·d_head (BF16: 4·d_head) per position,
+ * row and head; flops: 4·d_head; bound: the memory's bandwidth, for few rows the latencies of a
+ * chain. Share reached on an H200: 57 % of 256 rows of 270 positions. */
 #include "kernels/cuda/attention_drawn.cuh"
 
 namespace
 {
 
-/* Most threads: as many warps as find room on a multiprocessor with the keys and values of a turn in registers,
- * so that few rows take few rounds. Where rows and heads are more than multiprocessors, a block has a third of them
- * and more rounds: while one of several waits or merges, the others read. Of most rows it has two warps, few of which are
- * idle in the last round. */
+/* Most threads: as many warps as find room on a multiprocessor with the keys and values of a turn
+ * in registers, so that few rows take few rounds. Where rows and heads are more than
+ * multiprocessors, a block has a third of them and more rounds: while one of several waits or
+ * merges, the others read. Of most rows it has two warps, few of which are idle in the last
+ * round. */
 constexpr int BLOCK = 384;
 constexpr int BLOCK_OF_MANY = 128;
 constexpr int BLOCK_OF_MOST = 64;

@@ -1,16 +1,16 @@
 /* Attention of drawn tokens, a block's work: attention_drawn.cu launches it.
  *
- * Decode is bound by the bytes of the cache, 8·d_head per position, row and head (BF16: half of that),
- * at 4 flops per column, and where rows are few by a chain of dependent reads. Hence no warp waits for
- * another before its sums are done, and keys and values lie in registers: a position's columns are
- * shared by the fewest lanes that hold them in pieces of 16 bytes, and a warp asks for all that is its
- * own of a turn, keys and values, before it computes.
+ * Decode is bound by the bytes of the cache, 8·d_head per position, row and head (BF16: half of
+ * that), at 4 flops per column, and where rows are few by a chain of dependent reads. Hence no warp
+ * waits for another before its sums are done, and keys and values lie in registers: a position's
+ * columns are shared by the fewest lanes that hold them in pieces of 16 bytes, and a warp asks for
+ * all that is its own of a turn, keys and values, before it computes.
  *
- * A row's result is defined like this, for one head; all is in ascending order. Positions are cut into
- * splits of DRAWN_SPLIT, by absolute position, and of the splits runs are parts: of n splits there are
- * PART_MAX parts at most, of the same number of splits but the last. A part belongs to a warp, which
- * takes its positions in turns: lane (j, l) has of each, of the positions j, j + stride, .. the columns
- * of piece l. In a turn
+ * A row's result is defined like this, for one head; all is in ascending order. Positions are cut
+ * into splits of DRAWN_SPLIT, by absolute position, and of the splits runs are parts: of n splits
+ * there are PART_MAX parts at most, of the same number of splits but the last. A part belongs to a
+ * warp, which takes its positions in turns: lane (j, l) has of each, of the positions j, j +
+ * stride, .. the columns of piece l. In a turn
  *   score_u = scale · Σ_c q_c·k_uc       a chain over the lane's columns, then a butterfly over the lanes
  *   max' = max(max, max_u score_u)       f = expf(max - max')        e_u = expf(score_u - max')
  *   sum_j = sum_j·f + Σ_u e_u            a chain over the lane's positions
@@ -21,17 +21,17 @@
  * So a row's bits depend on its length and on the shape alone, not on how its parts are shared out.
  * Positions that it does not see are not read.
  *
- * The chain, by estimate, in µs: the unit with its first pages 0.3 (second-level cache) → keys, values
- * and the query 0.7 (memory) → a turn 0.35 (scores, 4 or 5 butterflies, exponentials, values) → barrier
- * and merge 0.1. Where blocks share a row, then → parts written, fence 0.5 → atomic 0.45 → parts read
- * 0.3 → barrier and merge 0.15. So units (attention_unit.cu) share a row only where its bytes would take
- * a block longer than that. Where kernels overlap, unit, keys and values are on their way before the
- * kernel before ends: drawn_begin. On an H200 it takes some 5.
+ * The chain, by estimate, in µs: the unit with its first pages 0.3 (second-level cache) → keys,
+ * values and the query 0.7 (memory) → a turn 0.35 (scores, 4 or 5 butterflies, exponentials,
+ * values) → barrier and merge 0.1. Where blocks share a row, then → parts written, fence 0.5 →
+ * atomic 0.45 → parts read 0.3 → barrier and merge 0.15. So units (attention_unit.cu) share a row
+ * only where its bytes would take a block longer than that. Where kernels overlap, unit, keys and
+ * values are on their way before the kernel before ends: drawn_begin. On an H200 it takes some 5.
  *
- * Parts merged by the blocks of the product that follows, as it norms rows, would spare the 1.5 µs, but
- * each of its 128 blocks would read the parts of all heads: 38 KB, 1 µs, of a row at 288 positions, 1.7 at
- * 512, and of two rows twice that. By count it gains 0.4 to 0.8 µs of a layer up to some 300 positions of
- * a single row, and loses beyond: not done. */
+ * Parts merged by the blocks of the product that follows, as it norms rows, would spare the 1.5 µs,
+ * but each of its 128 blocks would read the parts of all heads: 38 KB, 1 µs, of a row at 288
+ * positions, 1.7 at 512, and of two rows twice that. By count it gains 0.4 to 0.8 µs of a layer up
+ * to some 300 positions of a single row, and loses beyond: not done. */
 #ifndef KERNELS_CUDA_ATTENTION_DRAWN_CUH
 #define KERNELS_CUDA_ATTENTION_DRAWN_CUH
 
@@ -90,8 +90,9 @@ template <class S> __device__ __forceinline__ float positions_sum(float value)
     return value;
 }
 
-/* Over the lanes of a position: dot[r] of each of a lane's positions, each halving the lanes that go on with one, so
- * that none adds up what another does. The lane gets that of position row_of; in the order of a butterfly, and its bits. */
+/* Over the lanes of a position: dot[r] of each of a lane's positions, each halving the lanes that
+ * go on with one, so that none adds up what another does. The lane gets that of position row_of; in
+ * the order of a butterfly, and its bits. */
 template <class S> __device__ __forceinline__ float columns_sum(float (&dot)[S::rows])
 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -169,8 +170,9 @@ turn_scores(float (&e)[S::rows], struct drawn_sums<S> &m, const float (&q)[S::pi
     }
 }
 
-/* A lane's pieces of a turn. page: at the turn's first page, i * page_step behind it the next ones',
- * already at the lane's first position and column; n: positions from there on that are there. */
+/* A lane's pieces of a turn. page: at the turn's first page, i * page_step behind it the next
+ * ones', already at the lane's first position and column; n: positions from there on that are
+ * there. */
 template <class S, bool is_whole, typename T, typename Page>
 __device__ __forceinline__ void turn_load(uint4 (&to)[S::rows][S::pieces], const Page &page_of,
                                           int d_head, int n, const int (&n_col)[S::pieces])
@@ -190,8 +192,8 @@ __device__ __forceinline__ void turn_load(uint4 (&to)[S::rows][S::pieces], const
     }
 }
 
-/* Takes the row's own keys or values, as the cache has them, for position r·stride of a lane, and stores
- * them to to; r < 0: it is none of the lane's. */
+/* Takes the row's own keys or values, as the cache has them, for position r·stride of a lane, and
+ * stores them to to; r < 0: it is none of the lane's. */
 template <class S, bool is_whole, typename T>
 __device__ __forceinline__ void own_take(uint4 (&piece)[S::rows][S::pieces], T *to,
                                          const float *from, int r, const int (&n_col)[S::pieces])
@@ -236,7 +238,8 @@ __device__ __forceinline__ int64_t turn_place(const struct attention_args &a, in
            (pos + lane / S::lanes) % KV_PAGE * a.d_head + drawn_column<S>(0, lane);
 }
 
-/* What the cache has of the turn from pos on, all asked for at once. pages: of 32, among which page is its first. */
+/* What the cache has of the turn from pos on, all asked for at once. pages: of 32, among which page
+ * is its first. */
 template <class S, bool is_whole, typename T>
 __device__ __forceinline__ void turn_ask(struct drawn_turn<S> &turn, const struct attention_args &a,
                                          const drawn_head<T> &h, int pages, int page, int pos,
@@ -259,9 +262,9 @@ __device__ __forceinline__ void turn_ask(struct drawn_turn<S> &turn, const struc
         a.d_head, n, n_col);
 }
 
-/* The positions first .. end-1 of a row and head, which begin at a split, by a warp. The row's own, its
- * last, comes from k and v if these are there, and is stored: nobody else reads it. turn: the first, already asked
- * for, if is_asked; pages as well. */
+/* The positions first .. end-1 of a row and head, which begin at a split, by a warp. The row's own,
+ * its last, comes from k and v if these are there, and is stored: nobody else reads it. turn: the
+ * first, already asked for, if is_asked; pages as well. */
 template <class S, bool is_whole, typename T>
 __device__ __forceinline__ void part_attend(struct drawn_sums<S> &m, const struct attention_args &a,
                                             const drawn_head<T> &h, int first, int end,
@@ -418,9 +421,10 @@ template <class B> __device__ __forceinline__ int part_end_of(const B &b, int i)
 
 /* Of the block of a unit and head, before grid_wait.
  *
- * A step's units, its pages and what earlier steps left in them were there when its upload was done, before any other
- * of its kernels began (grid_wait_alone), and where the row is stored on its way (starts_early) no kernel before writes to
- * pages: so each warp asks for its first turn, and only the row's own is left to be read after. */
+ * A step's units, its pages and what earlier steps left in them were there when its upload was
+ * done, before any other of its kernels began (grid_wait_alone), and where the row is stored on its
+ * way (starts_early) no kernel before writes to pages: so each warp asks for its first turn, and
+ * only the row's own is left to be read after. */
 template <class S, bool is_whole, typename T>
 __device__ __forceinline__ void drawn_begin(struct drawn_begun<S, T> &b,
                                             const struct attention_args &a, const struct parts &p,

@@ -1,5 +1,6 @@
-/* Causal attention of rows of requests on tensor cores: of a cache in BF16 and heads of up to 128 columns, a multiple of
- * 4, which zeros make a multiple of 16; never with --dtype f32 or PKMSERVE_CUDA_ATTENTION=0.
+/* Causal attention of rows of requests on tensor cores: of a cache in BF16 and heads of up to 128
+ * columns, a multiple of 4, which zeros make a multiple of 16; never with --dtype f32 or
+ * PKMSERVE_CUDA_ATTENTION=0.
  *
  * Queries, keys, shares and values are BF16, sums and the softmax F32. Per row and head
  *   q_c  = q·scale·log2(e), rounded to BF16
@@ -8,35 +9,37 @@
  *   max' = max(max, max_u s_u)              f = 2^(max - max')
  *   e_u  = 2^(s_u - max')                   sum = sum·f + Σ e_u
  *   o_c  = o_c·f + Σ_u e_u·v_uc             e rounded to BF16; chain of four mma, from 0
- * Of MMA_RUN splits, by absolute position, that is a part. A row that sees several has them merged in
- * ascending order, each from its own first split on,
+ * Of MMA_RUN splits, by absolute position, that is a part. A row that sees several has them merged
+ * in ascending order, each from its own first split on,
  *   max' = max(max, max_p)                  f = 2^(max - max')     f_p = 2^(max_p - max')
  *   sum = sum·f + sum_p·f_p                 o_c = o_c·f + o_pc·f_p
- * at last y = o·(1 / sum). An element of an mma depends on its own row and column, so a row's bits do not
- * depend on its neighbours in a tile. They are not those of the F32 kernels: scores are off by
- * 2^-9·Σ|q·k|·scale at most, hence shares by twice that, and by 2^-9 once more, so y is within
+ * at last y = o·(1 / sum). An element of an mma depends on its own row and column, so a row's bits
+ * do not depend on its neighbours in a tile. They are not those of the F32 kernels: scores are off
+ * by 2^-9·Σ|q·k|·scale at most, hence shares by twice that, and by 2^-9 once more, so y is within
  * 2^-8·(1/2 + Σ|q·k|·scale)·max|v| of theirs, with random signs far nearer.
  *
- * A share of 0 does not silence a value that is no finite number, so where a row does not see all of a
- * split, and only there, such values are looked for; if there are some, each row of the warp is
- * computed without what it does not see, to the same bits.
+ * A share of 0 does not silence a value that is no finite number, so where a row does not see all
+ * of a split, and only there, such values are looked for; if there are some, each row of the warp
+ * is computed without what it does not see, to the same bits.
  *
- * A block takes a tile of 64 rows of a sequence and a head, a warp 16 of them with its queries and sums in
- * registers, the parts merged so far in shared memory. step_begin makes the tiles (attention_unit.cu). Few
- * rows that see much are shared out among blocks: these leave their parts in scratch, and the last one
- * to arrive merges them, which changes no bits. Of 128 k positions and 16 heads a block would read 2048
- * splits one after the other, some 2 ms; 264 that share them are bound by the cache's bytes, some 130 µs,
- * and the last of a head merges 128 parts in some 50 (0.4 each): an estimate.
+ * A block takes a tile of 64 rows of a sequence and a head, a warp 16 of them with its queries and
+ * sums in registers, the parts merged so far in shared memory. step_begin makes the tiles
+ * (attention_unit.cu). Few rows that see much are shared out among blocks: these leave their parts
+ * in scratch, and the last one to arrive merges them, which changes no bits. Of 128 k positions and
+ * 16 heads a block would read 2048 splits one after the other, some 2 ms; 264 that share them are
+ * bound by the cache's bytes, some 130 µs, and the last of a head merges 128 parts in some 50 (0.4
+ * each): an estimate.
  *
- * The chain of a block, by estimate, in µs: the tile 0.3 (second-level cache) → positions, page numbers,
- * queries 0.3 → keys 0.3 → of each split the scores, two barriers, the values, 1.4. On an H200 1024 rows in texts of 512 take 16.5.
+ * The chain of a block, by estimate, in µs: the tile 0.3 (second-level cache) → positions, page
+ * numbers, queries 0.3 → keys 0.3 → of each split the scores, two barriers, the values, 1.4. On an
+ * H200 1024 rows in texts of 512 take 16.5.
  *
  * In a block keys arrive while values are multiplied, and values while keys are. Fragments are read
- * from shared memory by ldmatrix, whose rows of 16 bytes lie in different banks because rows are an odd number of
- * them apart; those of values are turned on the way.
+ * from shared memory by ldmatrix, whose rows of 16 bytes lie in different banks because rows are an
+ * odd number of them apart; those of values are turned on the way.
  *
- * Bytes and operations: as attention_tile.cu. Bound: what a warp issues for a split of 64 columns, some 400
- * instructions, 64 of them mma, and 32 exponentials a lane. */
+ * Bytes and operations: as attention_tile.cu. Bound: what a warp issues for a split of 64 columns,
+ * some 400 instructions, 64 of them mma, and 32 exponentials a lane. */
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace
@@ -53,7 +56,8 @@ static_assert(WARP_ROWS == 16, "the rows of an mma");
  * fragment's words are at constant distances. */
 template <int N> constexpr int STRIDE = (2 * N | 1) * 8;
 
-/* Of heads that have fewer columns than 16·N, which is_cut says, rows begin at multiples of 8 bytes. */
+/* Of heads that have fewer columns than 16·N, which is_cut says, rows begin at multiples of 8
+ * bytes. */
 template <bool is_cut> constexpr int PIECE = is_cut ? 4 : 8; /* columns that are copied at a time */
 template <int N, bool is_cut> constexpr int ROW_PIECES = N *COLS / PIECE<is_cut>;
 template <int N, bool is_cut>
@@ -108,7 +112,8 @@ __device__ __forceinline__ float quad_sum(float value)
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-/* The shares of a split, of which the lane's first row sees the first n_seen positions; is_whole: all. */
+/* The shares of a split, of which the lane's first row sees the first n_seen positions; is_whole:
+ * all. */
 template <bool is_whole, int N>
 __device__ __forceinline__ void mma_scores(struct mma_rows<N> &m, const uint16_t *k, int n_seen,
                                            int lane)
@@ -166,14 +171,16 @@ __device__ __forceinline__ void mma_scores(struct mma_rows<N> &m, const uint16_t
     }
 }
 
-/* Adds the split to the sums. by_row: to those of row only, without the positions from n_seen on. */
+/* Adds the split to the sums. by_row: to those of row only, without the positions from n_seen
+ * on. */
 template <bool by_row, int N>
 __device__ __forceinline__ void mma_weigh(struct mma_rows<N> &m, const uint16_t *v, int row,
                                           int n_seen, int lane)
 {
     const int g = lane / 4;
     const int t = lane % 4;
-    /* Of 16 positions and 16 columns matrix i has positions from 8·(i % 2) and columns from 8·(i / 2) on. */
+    /* Of 16 positions and 16 columns matrix i has positions from 8·(i % 2) and columns from 8·(i /
+     * 2) on. */
     const uint16_t *const first = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE<N> + lane / 16 * 8;
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -338,7 +345,8 @@ __device__ __forceinline__ void pages_read(struct split_pages<N, is_cut> &pages,
     }
 }
 
-/* Starts copying a split to to[SPLIT][STRIDE]; positions from n_pos on are zeros. from: cache.k or cache.v. */
+/* Starts copying a split to to[SPLIT][STRIDE]; positions from n_pos on are zeros. from: cache.k or
+ * cache.v. */
 template <int N, bool is_cut>
 __device__ __forceinline__ void
 split_copy(const struct attention_args &a, uint16_t *to, const uint16_t *from, int64_t page_stride,
@@ -378,8 +386,9 @@ struct mma_tiles {
     unsigned *n_arrived; /* one for each part and head, of which a tile uses its first part's */
 };
 
-/* Warps whose rows see nothing of a split only wait. all: of the thread's rows, the parts before. Values arrive while
- * scores are computed, and the next keys while values are summed. All warps must have left the tile before. */
+/* Warps whose rows see nothing of a split only wait. all: of the thread's rows, the parts before.
+ * Values arrive while scores are computed, and the next keys while values are summed. All warps
+ * must have left the tile before. */
 template <int N, bool is_cut>
 __device__ __forceinline__ void mma_attend(const struct attention_args &a, uint16_t *k, uint16_t *v,
                                            float *all, const struct mma_tiles &tiles,

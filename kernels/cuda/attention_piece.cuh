@@ -1,4 +1,5 @@
-/* Pieces of 16 bytes of a row of keys, values or queries, of which a lane of attention_drawn.cuh holds some. */
+/* Pieces of 16 bytes of a row of keys, values or queries, of which a lane of attention_drawn.cuh
+ * holds some. */
 #ifndef KERNELS_CUDA_ATTENTION_PIECE_CUH
 #define KERNELS_CUDA_ATTENTION_PIECE_CUH
 

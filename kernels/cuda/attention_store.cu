@@ -1,5 +1,5 @@
-/* kv_store: new keys and values go to their pages. Bound by memory, and for a few rows by latency: a
- * launch and two or three dependent reads. Share of the bound reached: not measured yet. */
+/* kv_store: new keys and values go to their pages. Bound by memory, and for a few rows by latency:
+ * a launch and two or three dependent reads. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/rows.cuh"
 
 namespace

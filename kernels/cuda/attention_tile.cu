@@ -1,9 +1,9 @@
-/* Causal attention over the pages of the cache, for many rows of requests: prompts, scoring, and any
- * mix of them.
+/* Causal attention over the pages of the cache, for many rows of requests: prompts, scoring, and
+ * any mix of them.
  *
- * Work is given out in tiles of up to 16, 32 or 64 consecutive rows of a sequence. A block finds its
- * tile by a prefix sum over the sequences, so the host need not know them; blocks take tile after
- * tile in fixed steps.
+ * Work is given out in tiles of up to 16, 32 or 64 consecutive rows of a sequence. A block finds
+ * its tile by a prefix sum over the sequences, so the host need not know them; blocks take tile
+ * after tile in fixed steps.
  *
  * A tile reads each split's keys and values once for all of its rows, 16-byte asynchronous copies
  * under way while the other half is computed with. The scores and the sums of values are small

@@ -1,14 +1,15 @@
-/* How the splits of a step's rows are shared out among blocks, and the scratch that their parts take:
- * the host's half of attention.cu and attention_drawn.cu.
+/* How the splits of a step's rows are shared out among blocks, and the scratch that their parts
+ * take: the host's half of attention.cu and attention_drawn.cu.
  *
- * The rows of drawn tokens are shared out so that each multiprocessor has a block, but a row only where
- * that spares its block SPARED_MIN splits: to merge through memory takes some 1.5 µs, in which a
- * multiprocessor reads 8 splits of BF16 and 64 columns, of 8 KB, by estimate at 40 GB/s. With 16
- * heads on 132 multiprocessors a row stands alone up to 288 positions, each of 4 equal ones up to 384,
- * each of 8 however long they are.
+ * The rows of drawn tokens are shared out so that each multiprocessor has a block, but a row only
+ * where that spares its block SPARED_MIN splits: to merge through memory takes some 1.5 µs, in
+ * which a multiprocessor reads 8 splits of BF16 and 64 columns, of 8 KB, by estimate at 40 GB/s.
+ * With 16 heads on 132 multiprocessors a row stands alone up to 288 positions, each of 4 equal ones
+ * up to 384, each of 8 however long they are.
  *
- * Of rows of requests on tensor cores tiles that see several parts are shared out, where two blocks for
- * each multiprocessor are otherwise not there, or some would work far longer than the others. */
+ * Of rows of requests on tensor cores tiles that see several parts are shared out, where two blocks
+ * for each multiprocessor are otherwise not there, or some would work far longer than the
+ * others. */
 #include "kernels/cuda/attention.cuh"
 
 namespace
@@ -20,8 +21,9 @@ constexpr int BLOCKS_PER_SM = 16;     /* of requests, wanted: two rounds of what
 constexpr int TILE_BLOCKS_PER_SM = 2; /* of tiles on tensor cores, wanted */
 constexpr int SPARED_MIN = 8;         /* splits of a drawn row, see above */
 
-/* Whether a step's rows are shared out at all. Those that span.cu attends with are not: they see a span, however far they
- * are, and their pages form a ring, which ends long before their positions do. */
+/* Whether a step's rows are shared out at all. Those that span.cu attends with are not: they see a
+ * span, however far they are, and their pages form a ring, which ends long before their positions
+ * do. */
 bool has_units(const struct step_limits *l)
 {
     return l->n_head > 0 && l->n_span_max == 0;

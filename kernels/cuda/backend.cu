@@ -36,9 +36,9 @@ void cuda_fail(struct cuda *cu, enum err_code code, const char *op, const char *
 }
 
 /* Whether the status is of a kernel that failed while it ran: reported by whatever call comes next.
- * In CUDA's numbering these are neighbours (700 an illegal address .. 721 leaked tensor memory), but
- * for 701, which a launch itself returns; and there are broken hardware's: 214 memory, 220 NVLink,
- * 226 a fault that the device has contained. */
+ * In CUDA's numbering these are neighbours (700 an illegal address .. 721 leaked tensor memory),
+ * but for 701, which a launch itself returns; and there are broken hardware's: 214 memory, 220
+ * NVLink, 226 a fault that the device has contained. */
 static bool is_late(cudaError_t status)
 {
     const int number = static_cast<int>(status);
@@ -310,10 +310,10 @@ static bool wants(const char *name, bool usual)
     return setting == NULL ? usual : strcmp(setting, usual ? "0" : "1") != 0 ? usual : !usual;
 }
 
-/* Kernels that begin while the one before them ends: graph.cu. A library built for older devices alone is
- * translated for a newer one without its grid_wait: it must not overlap there. A kernel that wants another
- * share of a multiprocessor's memory as shared memory than the one before would have to wait for that to
- * end, so all want most of it. */
+/* Kernels that begin while the one before them ends: graph.cu. A library built for older devices
+ * alone is translated for a newer one without its grid_wait: it must not overlap there. A kernel
+ * that wants another share of a multiprocessor's memory as shared memory than the one before would
+ * have to wait for that to end, so all want most of it. */
 static enum err_code open_overlap(struct cuda *cu, struct err *err)
 {
     const bool is_possible = cu->sm_version >= SM_OVERLAP_MIN && cu->code_version >= SM_OVERLAP_MIN;

@@ -1,5 +1,6 @@
 /* What the files around the kernels share: launch.cu launches ops, graph.cu says how, step.cu and
- * resource.cu move data to and fro, backend.cu opens and closes. The kernels' files need none of it.
+ * resource.cu move data to and fro, backend.cu opens and closes. The kernels' files need none of
+ * it.
  */
 #ifndef KERNELS_CUDA_BACKEND_CUH
 #define KERNELS_CUDA_BACKEND_CUH
@@ -13,7 +14,8 @@ enum err_code graphs_new(struct cuda *cu, struct err *err);
 bool graphs_open(struct cuda *cu);
 void graphs_free(struct cuda *cu); /* NULL is fine */
 
-/* Before graphs_begin: decides how the step's ops run. Whether all will in one go, as they were recorded. */
+/* Before graphs_begin: decides how the step's ops run. Whether all will in one go, as they were
+ * recorded. */
 bool graphs_choose(struct cuda *cu, const struct step *step);
 /* The step's inputs are on their way: starts its ops if they have been recorded. */
 void graphs_begin(struct cuda *cu, const struct step *step);
@@ -73,7 +75,8 @@ enum err_code resource_device_new(struct cuda *cu, void **data, size_t bytes, co
 enum err_code resource_pinned_new(struct cuda *cu, void **data, size_t bytes, const char *purpose,
                                   struct err *err);
 
-/* ---- what the device works on: trace.cu --------------------------------------------------------- */
+/* ---- what the device works on: trace.cu
+ * --------------------------------------------------------- */
 
 /* As the environment asks for, which trace.cu says. close takes what open has left. */
 enum err_code trace_open(struct cuda *cu, struct err *err);

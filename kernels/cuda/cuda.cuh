@@ -62,8 +62,8 @@ struct step_view {
 
 enum { UNIT_PAGES = 16 };
 
-/* The splits first .. end-1 of a row's attention, the work of one block of each head; those that have
- * no split are filled up with 0. */
+/* The splits first .. end-1 of a row's attention, the work of one block of each head; those that
+ * have no split are filled up with 0. */
 struct __align__(16) attention_unit
 {
     int32_t row, seq;
@@ -76,15 +76,15 @@ struct __align__(16) attention_unit
         page[UNIT_PAGES]; /* of a drawn token: its first pages, which are read at once with it */
 };
 
-/* Up to 64 rows of requests, one after the other of a sequence, and the parts first .. end-1 of what they
- * see: the work of one block of each head in attention_mma.cu. */
+/* Up to 64 rows of requests, one after the other of a sequence, and the parts first .. end-1 of
+ * what they see: the work of one block of each head in attention_mma.cu. */
 struct __align__(16) attention_tile
 {
     int32_t row, n_row, seq;
     int32_t n_split; /* that its last row sees any of */
     int32_t first, end;
-    int32_t
-        n_block; /* of each head, that share the rows; their parts go to scratch if there are several */
+    /* Of each head, that share the rows; their parts go to scratch if there are several. */
+    int32_t n_block;
     int32_t part; /* in scratch, of the rows' first part: n_head items each */
 };
 
@@ -97,8 +97,8 @@ static inline const struct attention_unit *step_units(const struct step_view *vi
 }
 
 /* Scratch in device memory, reserved with the step by the sizes its users state (attention_scratch,
- * vocab_scratch). Contents do not outlive one op, but for counters, which each launch leaves at 0: the
- * memory is zeroed when the step is made. */
+ * vocab_scratch). Contents do not outlive one op, but for counters, which each launch leaves at 0:
+ * the memory is zeroed when the step is made. */
 struct step_scratch {
     void *attention; /* parts */
     size_t attention_bytes;
@@ -170,8 +170,8 @@ __device__ __forceinline__ float4 widen_group(const uint16_t *at)
 
 /* ---- 16-bit operands ------------------------------------------------------------------------ */
 
-/* The kernels of products by 16-bit weights are templates on their type, BF16 or F16, which differ in
- * these alone. */
+/* The kernels of products by 16-bit weights are templates on their type, BF16 or F16, which differ
+ * in these alone. */
 template <enum dtype type> __device__ __forceinline__ uint32_t operand_pair(float x, float y)
 {
     static_assert(type == DTYPE_BF16 || type == DTYPE_F16, "16 bits");
@@ -213,12 +213,12 @@ struct cuda_weight {
     size_t bytes;       /* of data, padding included */
     size_t split_at;    /* KEYS: the byte of data where keys_split_pack's begin; 0: none */
     bool is_row_major;  /* of a MATRIX: as cuBLASLt reads it */
-    /* Owner: of a MATRIX that is split, what rows of requests are multiplied by: linear_split.cu; else
-     * NULL */
+    /* Owner: of a MATRIX that is split, what rows of requests are multiplied by: linear_split.cu;
+     * else NULL */
     struct weight *split;
-    /* TABLE: row-major, rows of table_row_bytes without gaps, at least 16-byte aligned where cols allow. Of
-     * I8 and Q4, behind them, at cuda_table_scales, the scale of each row: F32, or fp16 of Q4.
-     * MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
+    /* TABLE: row-major, rows of table_row_bytes without gaps, at least 16-byte aligned where cols
+     * allow. Of I8 and Q4, behind them, at cuda_table_scales, the scale of each row: F32, or fp16
+     * of Q4. MATRIX, KEYS: as linear_pack and keys_pack lay them out. */
 };
 
 static inline const struct cuda_weight *cuda_weight_of(const struct weight *w)
@@ -268,8 +268,8 @@ struct cuda_kernel_shared {
 };
 enum { CUDA_KERNEL_MAX = 128 }; /* of such kernels; there are some 40 */
 
-/* What the matrices of weights are: F32 alone means that nothing is to be rounded. The last of those that
- * there are: beside F16 there may be BF16, which F32 ones are split into. */
+/* What the matrices of weights are: F32 alone means that nothing is to be rounded. The last of
+ * those that there are: beside F16 there may be BF16, which F32 ones are split into. */
 enum cuda_dense { CUDA_DENSE_NONE, CUDA_DENSE_F32, CUDA_DENSE_BF16, CUDA_DENSE_F16 };
 
 struct cuda {
@@ -366,8 +366,8 @@ int attention_unit_count(const struct cuda *cu, const struct step_limits *limits
 int attention_unit_max(const struct cuda *cu, const struct step_limits *limits);
 /* Shares the rows of a step out among so many units. */
 void attention_units(const struct step *step, struct attention_unit *unit, int n_unit);
-/* The tiles of a step of requests, with so many bytes for parts: their number, and if tile is not NULL, they
- * themselves. At most attention_tile_max. */
+/* The tiles of a step of requests, with so many bytes for parts: their number, and if tile is not
+ * NULL, they themselves. At most attention_tile_max. */
 int attention_tiles(const struct cuda *cu, const struct step *step, size_t part_bytes,
                     struct attention_tile *tile);
 int attention_tile_max(const struct cuda *cu, const struct step_limits *limits);
@@ -377,8 +377,8 @@ void cuda_span_attention(struct cuda *cu, struct tensor y, struct tensor q, stru
                          struct tensor v_pages, const struct step_view *view,
                          const struct span_shape *shape);
 
-/* linear.cu. Where a product's result goes: to y, or, as the next product alone reads it, to a room for
- * rounded rows where there is one. */
+/* linear.cu. Where a product's result goes: to y, or, as the next product alone reads it, to a room
+ * for rounded rows where there is one. */
 enum linear_result { LINEAR_TO_Y, LINEAR_TO_PRODUCT };
 
 /* linear.cu. Bytes that a packed matrix needs, and packing on the host: dst[bytes] ← rows of host
@@ -388,9 +388,9 @@ enum linear_result { LINEAR_TO_Y, LINEAR_TO_PRODUCT };
  * close calls linear_release. */
 void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct weight *w,
                  struct tensor bias, enum act act, enum linear_result result);
-/* The same of the rows x = norm's y, which are yet to be normed: each block of the product does it for
- * itself, to norm.cu's bits, and one writes y. Whether it can, linear_takes_norm says: y then has few
- * rows and overlaps neither x nor r of the norm, nor does the product's y any of them. */
+/* The same of the rows x = norm's y, which are yet to be normed: each block of the product does it
+ * for itself, to norm.cu's bits, and one writes y. Whether it can, linear_takes_norm says: y then
+ * has few rows and overlaps neither x nor r of the norm, nor does the product's y any of them. */
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
                         const struct weight *w, struct tensor bias, enum act act,
                         enum linear_result result);
@@ -400,15 +400,16 @@ void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, 
 enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);
 void linear_release(struct cuda *cu);
 
-/* linear_split.cu: dst[rows, 3·cols] BF16 ← an F32 matrix as rows of requests are multiplied by it, where
- * it may be split. Not of every shape. */
+/* linear_split.cu: dst[rows, 3·cols] BF16 ← an F32 matrix as rows of requests are multiplied by it,
+ * where it may be split. Not of every shape. */
 bool linear_can_split(const struct weight *w);
 void linear_split_pack(uint16_t *dst, const struct cuda_source *source);
 
-/* Results that only a product reads are left rounded, as it would round them, by the op that computes
- * them. An op gets room for y's rows [y.rows, y.cols] without gaps, or none: then it leaves them in F32
- * alone, and the product rounds them. What is in the room counts for the op that is launched next, and if
- * that is a product that reads it, for the one after it: run (launch.cu) calls linear_next. */
+/* Results that only a product reads are left rounded, as it would round them, by the op that
+ * computes them. An op gets room for y's rows [y.rows, y.cols] without gaps, or none: then it
+ * leaves them in F32 alone, and the product rounds them. What is in the room counts for the op that
+ * is launched next, and if that is a product that reads it, for the one after it: run (launch.cu)
+ * calls linear_next. */
 struct room {
     uint16_t *data;   /* NULL: none */
     enum dtype dtype; /* of the model's matrices (dense), BF16 or F16 */
@@ -445,8 +446,8 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
 size_t keys_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_pack(void *dst, const struct cuda_source *source, int n_group);
 
-/* pkm_search_mma.cu: keys once more, as sums of two BF16 numbers, and what their search works in. At a
- * multiple of 16 bytes. Not of every shape. */
+/* pkm_search_mma.cu: keys once more, as sums of two BF16 numbers, and what their search works in.
+ * At a multiple of 16 bytes. Not of every shape. */
 bool keys_can_split(int64_t rows, int64_t cols, int n_group);
 size_t keys_split_bytes(int64_t rows, int64_t cols, int n_group);
 void keys_split_pack(void *dst, const struct cuda_source *source, int n_group);
@@ -487,7 +488,8 @@ size_t vocab_scratch(const struct step_limits *limits);
 
 /* The element at [row, col] as F32. resource.cu */
 float cuda_host_value(const struct cuda_source *source, int64_t row, int64_t col);
-/* dst[n] of dtype, F32, BF16 or F16 ← columns col .. col+n-1 of a row. A model has some 10^8 of them. */
+/* dst[n] of dtype, F32, BF16 or F16 ← columns col .. col+n-1 of a row. A model has some 10^8 of
+ * them. */
 void cuda_host_values(void *dst, const struct cuda_source *source, int64_t row, int64_t col,
                       int64_t n, enum dtype dtype);
 

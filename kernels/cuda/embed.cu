@@ -1,5 +1,5 @@
-/* Embedding: rows of up to three tables are added. Bound by memory, and for a few rows by latency: a
- * launch and two or three dependent reads. Share of the bound reached: not measured yet. */
+/* Embedding: rows of up to three tables are added. Bound by memory, and for a few rows by latency:
+ * a launch and two or three dependent reads. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/embed.cuh"
 
 namespace

@@ -76,8 +76,8 @@ __device__ __forceinline__ float4 embed_group(const struct embed_from &e,
     return sum;
 }
 
-/* The groups at n columns, all asked for before the first is used: for tables whose rows have groups
- * alone. */
+/* The groups at n columns, all asked for before the first is used: for tables whose rows have
+ * groups alone. */
 template <int n>
 __device__ __forceinline__ void embed_load_groups(float4 (&group)[n], struct embed_table t,
                                                   int64_t at, const int (&c)[n])

@@ -17,9 +17,9 @@ struct cuda_entry {
     uint32_t table_size;   /* its sizeof(struct backend_ops) */
     uint32_t step_size;    /* its sizeof(struct step) */
     uint32_t backend_size; /* its sizeof(struct backend) */
-    /* Opens the device that options name, of those that CUDA_VISIBLE_DEVICES leaves. ERR_UNSUPPORTED:
-     * no driver, too old a driver, no device, one too old; ERR_ARGUMENT: no such device; ERR_DEVICE,
-     * ERR_MEMORY. The message says which and what to do. */
+    /* Opens the device that options name, of those that CUDA_VISIBLE_DEVICES leaves.
+     * ERR_UNSUPPORTED: no driver, too old a driver, no device, one too old; ERR_ARGUMENT: no such
+     * device; ERR_DEVICE, ERR_MEMORY. The message says which and what to do. */
     enum err_code (*open)(struct backend **be, const struct backend_options *options,
                           struct err *err);
 };

@@ -1,5 +1,5 @@
-/* Gates. Bound by memory, and for a few rows by the latency of a launch. Share of the bound reached:
- * not measured yet. */
+/* Gates. Bound by memory, and for a few rows by the latency of a launch. Share of the bound
+ * reached: not measured yet. */
 #include "kernels/cuda/rows.cuh"
 
 namespace

@@ -11,7 +11,8 @@
  * Bytes: per tile and k, outputs and tokens times 2 (BF16) or 4 (F32) from the second-level cache;
  * a tile of 128 × 128 does 64 multiply-adds per byte with BF16. Operations: 2·n_tok·n_in·n_out.
  * Bound: BF16 mma.sync, which on sm_90 is some 60 % of what wgmma would reach, and close to it the
- * second-level cache; F32 the multiply-add units. Reached on an H200, of 256 rows: 77 to 140 TFLOP/s. */
+ * second-level cache; F32 the multiply-add units. Reached on an H200, of 256 rows: 77 to 140
+ * TFLOP/s. */
 #include "kernels/cuda/linear.cuh"
 
 namespace
@@ -21,9 +22,9 @@ constexpr int GEMM_SLOTS = 4; /* of F32 */
 
 /* ---- BF16 ----------------------------------------------------------------------------------- */
 
-/* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. One of n_slot slots
- * holds n_kb blocks of 32 k, each of them weights as packed, [tile][2 instructions][32 lanes] pieces of 16 bytes
- * (row-major: [tile][8 outputs, the next 8][32 lanes]),
+/* A block of n_wm × n_wn warps, each with n_mt tiles of 16 outputs and n_nt of 8 tokens. One of
+ * n_slot slots holds n_kb blocks of 32 k, each of them weights as packed, [tile][2 instructions][32
+ * lanes] pieces of 16 bytes (row-major: [tile][8 outputs, the next 8][32 lanes]),
  * then x [token][4 pieces]: a fragment of either is 512 consecutive bytes. */
 template <int n_mt_, int n_nt_, int n_wm_, int n_wn_, int n_kb_, int n_slot_> struct gemm_bf16 {
     static constexpr int n_mt = n_mt_, n_nt = n_nt_, n_wm = n_wm_, n_wn = n_wn_;
@@ -43,8 +44,8 @@ template <int n_mt_, int n_nt_, int n_wm_, int n_wn_, int n_kb_, int n_slot_> st
     static_assert(LINEAR_CHUNK_BLOCKS % n_kb == 0, "a chunk ends where a slot does");
 };
 
-/* A piece of a slot: of row (output or token) r piece t in block b of k. Threads that follow one another copy what
- * follows in a row of memory. */
+/* A piece of a slot: of row (output or token) r piece t in block b of k. Threads that follow one
+ * another copy what follows in a row of memory. */
 template <typename shape> struct gemm_piece {
     int r, b, t;
 };
@@ -112,10 +113,11 @@ __device__ __forceinline__ void gemm_copy_x(uint4 *slot, const struct gemm_sourc
     }
 }
 
-/* The A operands of two instructions. Packed weights are that; of row-major ones a lane's two pieces are 8 k of output g
- * and of g+8, and registers change places. An instruction wants its four side by side, and ptxas, which knows a copy
- * for what it is, copies them again for every instruction (3.5 moves for each): so they are computed, by a zero that it
- * does not know to be one, once for all tokens. */
+/* The A operands of two instructions. Packed weights are that; of row-major ones a lane's two
+ * pieces are 8 k of output g and of g+8, and registers change places. An instruction wants its four
+ * side by side, and ptxas, which knows a copy for what it is, copies them again for every
+ * instruction (3.5 moves for each): so they are computed, by a zero that it does not know to be
+ * one, once for all tokens. */
 struct gemm_operands {
     uint32_t lower[4], upper[4];
 };
@@ -268,11 +270,11 @@ __global__ void __launch_bounds__(shape::n_thread) gemm_kernel_bf16(const struct
 
 /* ---- F32 ------------------------------------------------------------------------------------ */
 
-/* A thread computes n_mine outputs times as many tokens, o + 8i and t + 4j, with (o, t) = (lane % 8, lane / 8).
- * With 8 what it reads of shared memory keeps up with its multiply-adds; with 4 it reads twice as much for
- * each, but small products fill twice the multiprocessors, with twice the warps in each. A slot holds one
- * block of 16 k: weights as packed, [tile][4 k4][16 outputs], then x [4 k4][token, two pieces of padding],
- * 16 bytes each. */
+/* A thread computes n_mine outputs times as many tokens, o + 8i and t + 4j, with (o, t) = (lane %
+ * 8, lane / 8). With 8 what it reads of shared memory keeps up with its multiply-adds; with 4 it
+ * reads twice as much for each, but small products fill twice the multiprocessors, with twice the
+ * warps in each. A slot holds one block of 16 k: weights as packed, [tile][4 k4][16 outputs], then
+ * x [4 k4][token, two pieces of padding], 16 bytes each. */
 template <int n_wm_, int n_wn_, int n_mine_> struct gemm_f32 {
     static constexpr int n_wm = n_wm_, n_wn = n_wn_, n_mine = n_mine_;
     static constexpr int n_thread = n_wm * n_wn * 32;
@@ -427,7 +429,8 @@ template <typename shape> void gemm_run_bf16(struct cuda *cu, const struct linea
     }
 }
 
-/* Estimated time of a tile's shape: rounds of blocks over the device, times what a block reads, in rows. */
+/* Estimated time of a tile's shape: rounds of blocks over the device, times what a block reads, in
+ * rows. */
 template <typename shape> int64_t gemm_cost(const struct cuda *cu, const struct linear_args *a)
 {
     const int64_t blocks = static_cast<int64_t>((a->n_tok + shape::n_token - 1) / shape::n_token) *
@@ -436,8 +439,8 @@ template <typename shape> int64_t gemm_cost(const struct cuda *cu, const struct 
     return rounds * (shape::n_token + shape::n_output);
 }
 
-/* Likewise: times a tile's work, over its speed. Speeds are relative, from the bytes that a tile reads per
- * multiply-add, also from shared memory. */
+/* Likewise: times a tile's work, over its speed. Speeds are relative, from the bytes that a tile
+ * reads per multiply-add, also from shared memory. */
 template <typename shape>
 int64_t gemm_cost_f32(const struct cuda *cu, const struct linear_args *a, int speed)
 {

@@ -1,17 +1,20 @@
-/* Linear with few rows and BF16 weights, and the choice between it and F32: linear.cuh defines the sum.
+/* Linear with few rows and BF16 weights, and the choice between it and F32: linear.cuh defines the
+ * sum.
  *
- * A block computes tiles of 16 outputs, or of 8, one after the other, for a few rows. Its warps share the chunks of
- * k: warp w of n takes the chunks w, w+n, .., whose sums are added in shared memory in ascending order. No two
- * warps want the same weight, and each lane reads from memory what it multiplies by, straight into
- * registers: the weights of a warp's first items, which are a chunk of a tile, are asked for before the kernel before is
- * complete, those of an item when an earlier one is done. Blocks are one a multiprocessor, with half of its
- * registers, so that those of the next kernel find room to ask for theirs. What a warp does is short, since its
- * chain of instructions is what few rows wait for. Up to 16 rows by row-major weights are gemv_few.cu's.
+ * A block computes tiles of 16 outputs, or of 8, one after the other, for a few rows. Its warps
+ * share the chunks of k: warp w of n takes the chunks w, w+n, .., whose sums are added in shared
+ * memory in ascending order. No two warps want the same weight, and each lane reads from memory
+ * what it multiplies by, straight into registers: the weights of a warp's first items, which are a
+ * chunk of a tile, are asked for before the kernel before is complete, those of an item when an
+ * earlier one is done. Blocks are one a multiprocessor, with half of its registers, so that those
+ * of the next kernel find room to ask for theirs. What a warp does is short, since its chain of
+ * instructions is what few rows wait for. Up to 16 rows by row-major weights are gemv_few.cu's.
  *
- * Bytes: weights once from memory (once more from the second-level cache per further group of tokens), x
- * once per block from that cache: in BF16, as the op before has left it or linear_round, but in F32 of up to
- * GEMV_F32_ROWS rows that none has left so: a launch would cost more. Operations: 2·n_tok·n_in·n_out.
- * Bound: device memory for a large matrix; for those of a layer the latency of a launch, of x and of the sums. */
+ * Bytes: weights once from memory (once more from the second-level cache per further group of
+ * tokens), x once per block from that cache: in BF16, as the op before has left it or linear_round,
+ * but in F32 of up to GEMV_F32_ROWS rows that none has left so: a launch would cost more.
+ * Operations: 2·n_tok·n_in·n_out. Bound: device memory for a large matrix; for those of a layer the
+ * latency of a launch, of x and of the sums. */
 #include "kernels/cuda/linear.cuh"
 
 namespace
@@ -20,8 +23,8 @@ namespace
 /* How a kernel gets x. */
 enum gemv_x { GEMV_X_F32, GEMV_X_ROUNDED };
 
-/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_nt tiles of tokens at a time. n_ahead: items
- * whose weights a warp has in registers. */
+/* Weights are the mma's A (16 outputs), rows of x its B (8 tokens). n_nt tiles of tokens at a time.
+ * n_ahead: items whose weights a warp has in registers. */
 template <int n_nt_, enum gemv_x x_>
 struct gemv_bf16 {
     static constexpr int n_nt = n_nt_; static constexpr enum gemv_x x = x_;
@@ -59,7 +62,8 @@ __device__ __forceinline__ void gemv_load_w(struct gemv_weights &to, const struc
     }
 }
 
-/* A lane's eight values of x in each block of a chunk, rounded: those of token g of each tile of tokens. */
+/* A lane's eight values of x in each block of a chunk, rounded: those of token g of each tile of
+ * tokens. */
 template <class shape> struct gemv_rows {
     uint4 piece[N_BLOCK][shape::n_nt];
 };
@@ -121,7 +125,8 @@ static inline size_t stage_bytes(int n_tok, int n_chunk)
            sizeof(uint16_t);
 }
 
-/* Of several chunks of rounded rows, all are asked for at once: to[n_turn][n_tok][STAGE_STRIDE], the warp's own. */
+/* Of several chunks of rounded rows, all are asked for at once: to[n_turn][n_tok][STAGE_STRIDE],
+ * the warp's own. */
 __device__ __forceinline__ void stage_x(uint16_t *to, const struct linear_args &a, int n_turn)
 {
     const int n_warp = static_cast<int>(blockDim.x) / 32;
@@ -377,8 +382,8 @@ template <class shape> void gemv_bf16_run(struct cuda *cu, const struct linear_a
     }
 }
 
-/* Tiles of tokens of a block: one that has all of them reads weights once, but where outputs are few, fewer
- * tokens leave fewer multiprocessors idle, and none reads as much of x. */
+/* Tiles of tokens of a block: one that has all of them reads weights once, but where outputs are
+ * few, fewer tokens leave fewer multiprocessors idle, and none reads as much of x. */
 int gemv_token_tiles(const struct cuda *cu, const struct linear_args *a)
 {
     int n_nt = a->n_tok <= 8 ? 1 : a->n_tok <= 16 ? 2 : 4;

@@ -1,13 +1,15 @@
 /* Linear with few rows and F32 weights: linear.cuh defines the sum.
  *
- * A block computes a tile of 16 outputs, or half of one, for a few rows. Its warps share the chunks of k, four at a
- * time to each; their sums are added in shared memory in ascending order. No two warps want the same weight, so
- * each streams its own through a ring of slots in shared memory, by copy_async, which runs on across
- * chunks and rounds. Where kernels overlap, its first filling is cut in two: weights are under way while the
- * kernel before still runs, x follows once it is complete; the first wait is then for the weights of all slots.
+ * A block computes a tile of 16 outputs, or half of one, for a few rows. Its warps share the chunks
+ * of k, four at a time to each; their sums are added in shared memory in ascending order. No two
+ * warps want the same weight, so each streams its own through a ring of slots in shared memory, by
+ * copy_async, which runs on across chunks and rounds. Where kernels overlap, its first filling is
+ * cut in two: weights are under way while the kernel before still runs, x follows once it is
+ * complete; the first wait is then for the weights of all slots.
  *
- * Bytes: weights once from memory (once more from the second-level cache per further group of tokens), x once per
- * block from that cache. Operations: 2·n_tok·n_in·n_out. Bound: device memory; of a layer's matrix the latencies. */
+ * Bytes: weights once from memory (once more from the second-level cache per further group of
+ * tokens), x once per block from that cache. Operations: 2·n_tok·n_in·n_out. Bound: device memory;
+ * of a layer's matrix the latencies. */
 #include "kernels/cuda/linear.cuh"
 
 namespace
@@ -81,9 +83,9 @@ int gemv_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes, s
     return n_warp;
 }
 
-/* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and, with both halves of a tile, o+8 over chunk c of
- * the warp's four. A slot of the ring holds one block of 16 k of each of the four chunks: weights [4
- * k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
+/* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and, with both halves of a tile, o+8 over
+ * chunk c of the warp's four. A slot of the ring holds one block of 16 k of each of the four
+ * chunks: weights [4 k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
 template <int n_token_, int halves, bool is_row_major_> struct gemv_f32 {
     static constexpr int n_token = n_token_;
     static constexpr int n_half = halves;
@@ -213,7 +215,8 @@ __device__ __forceinline__ void gemv_fill_f32(uint4 *ring, const struct gemv_lan
     }
 }
 
-/* sum += the products of a slot: [n_half outputs][n_token], x the lane's chunk's 16 k of the first token. */
+/* sum += the products of a slot: [n_half outputs][n_token], x the lane's chunk's 16 k of the first
+ * token. */
 template <class shape>
 __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][shape::n_token],
                                                   const uint4 *slot, const float4 *x)
@@ -242,7 +245,8 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][sh
     }
 }
 
-/* Grid (halves of tiles of outputs / n_half, tokens / n_token), one warp per four chunks up to GEMV_WARPS_MAX. */
+/* Grid (halves of tiles of outputs / n_half, tokens / n_token), one warp per four chunks up to
+ * GEMV_WARPS_MAX. */
 template <class shape>
 __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const struct linear_args a)
 {

@@ -1,23 +1,24 @@
-/* Linear with up to 8 rows and row-major weights of 16 bits: what a step of few drawn tokens consists of.
- * linear.cuh defines the sum.
+/* Linear with up to 8 rows and row-major weights of 16 bits: what a step of few drawn tokens
+ * consists of. linear.cuh defines the sum.
  *
  * A layer's product is over before memory has reached its rate: what takes time is the way from the
  * end of the kernel before to the first bytes of x, the sums, and the end of this kernel. So
- *   - a block is one on its multiprocessor and leaves half of it to a block of the next kernel, which asks for its weights
- *     while this one still runs; each lane has the weights of its first items in registers by then;
- *   - weights are the mma's B, 8 outputs of it, as 16 bytes of a row of theirs are; rows of x its A: no register changes
- *     places, and as few instructions as there can be are run.
+ *   - a block is one on its multiprocessor and leaves half of it to a block of the next kernel,
+ *     which asks for its weights while this one still runs; each lane has the weights of its first
+ *     items in registers by then;
+ *   - weights are the mma's B, 8 outputs of it, as 16 bytes of a row of theirs are; rows of x its
+ *     A: no register changes places, and as few instructions as there can be are run.
  *
- * An item is 8 outputs times a chunk of k. Of few outputs (few_kernel) the warps of a block share the chunks of its tiles of
- * 8 outputs, and leave their sums in shared memory, from where a thread for each output adds them up. Of many
- * (few_long_kernel) a warp has tiles of its own and adds up in registers: no barrier holds up its reading. Both add
- * the chunks' sums in ascending order.
+ * An item is 8 outputs times a chunk of k. Of few outputs (few_kernel) the warps of a block share
+ * the chunks of its tiles of 8 outputs, and leave their sums in shared memory, from where a thread
+ * for each output adds them up. Of many (few_long_kernel) a warp has tiles of its own and adds up
+ * in registers: no barrier holds up its reading. Both add the chunks' sums in ascending order.
  *
- * Rows that are yet to be normed (few_kernel_normed, few_long_kernel_normed) each block norms itself: a warp has a
- * sweep of norm.cuh, which is a chunk.
+ * Rows that are yet to be normed (few_kernel_normed, few_long_kernel_normed) each block norms
+ * itself: a warp has a sweep of norm.cuh, which is a chunk.
  *
- * Bytes: weights once from memory, x once per block from the second-level cache. Operations: 2·n_tok·n_in·n_out.
- * Bound: device memory for many outputs; else the latencies above. */
+ * Bytes: weights once from memory, x once per block from the second-level cache. Operations:
+ * 2·n_tok·n_in·n_out. Bound: device memory for many outputs; else the latencies above. */
 #include "kernels/cuda/gemv_few.cuh"
 
 namespace
@@ -44,7 +45,8 @@ __device__ __forceinline__ void few_load(struct few_piece &to, const few_args &a
     }
 }
 
-/* From row [n_tok, stride], the chunk's columns of it; zeros where there are no rows or no blocks. is_shared: where it lies. */
+/* From row [n_tok, stride], the chunk's columns of it; zeros where there are no rows or no blocks.
+ * is_shared: where it lies. */
 template <bool is_shared>
 __device__ __forceinline__ void few_take(struct few_piece &to, const uint16_t *row, int stride,
                                          int n_tok, int n_block)
@@ -65,8 +67,8 @@ __device__ __forceinline__ void few_take(struct few_piece &to, const uint16_t *r
     }
 }
 
-/* sum = the products of n items, by turns, so that none waits for its own: lane (g, t) has those of row g, outputs 2t
- * and 2t+1; then, of no use, of row g+8, which is 0. x(u): the rows of item u. */
+/* sum = the products of n items, by turns, so that none waits for its own: lane (g, t) has those of
+ * row g, outputs 2t and 2t+1; then, of no use, of row g+8, which is 0. x(u): the rows of item u. */
 template <int n, enum dtype type, class Rows>
 __device__ __forceinline__ void few_multiply(float (&sum)[n][4], const struct few_piece *w,
                                              const Rows &x)
@@ -171,8 +173,8 @@ __device__ __forceinline__ void few_begin(struct few_ahead &ahead, const few_arg
     }
 }
 
-/* What comes after it: the block's items, AHEAD at a time. take(x, turn) leaves the warp's rows of a turn in x, which a
- * warp of one turn keeps. */
+/* What comes after it: the block's items, AHEAD at a time. take(x, turn) leaves the warp's rows of
+ * a turn in x, which a warp of one turn keeps. */
 template <enum dtype type, bool one_turn, class Take>
 __device__ __forceinline__ void few_block(const few_args &a, float *part, struct few_ahead &ahead,
                                           const Take &take)
@@ -243,7 +245,8 @@ __device__ __forceinline__ void few_block(const few_args &a, float *part, struct
     }
 }
 
-/* Rows of several turns come by way of shared memory, all asked for at once: [n_turn][n_tok][X_STRIDE], the warp's own. */
+/* Rows of several turns come by way of shared memory, all asked for at once:
+ * [n_turn][n_tok][X_STRIDE], the warp's own. */
 __device__ __forceinline__ void few_stage(uint16_t *to, const few_args &a)
 {
     const int n_warp = static_cast<int>(blockDim.x) / WARP;
@@ -341,7 +344,8 @@ __device__ __forceinline__ void long_begin(struct few_ahead &ahead, const few_ar
     few_ask_next(a);
 }
 
-/* What comes after it: the warp's tiles, one after the other. Rows lie in shared memory, x [n_chunk][n_tok][X_STRIDE]. */
+/* What comes after it: the warp's tiles, one after the other. Rows lie in shared memory, x
+ * [n_chunk][n_tok][X_STRIDE]. */
 template <enum dtype type>
 __device__ __forceinline__ void few_warp(const few_args &a, const uint16_t *rows,
                                          struct few_ahead &ahead)

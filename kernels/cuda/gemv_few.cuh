@@ -1,4 +1,5 @@
-/* Products of few rows by row-major weights (gemv_few.cu): their arguments, and how a block norms the rows itself. */
+/* Products of few rows by row-major weights (gemv_few.cu): their arguments, and how a block norms
+ * the rows itself. */
 #ifndef KERNELS_CUDA_GEMV_FEW_CUH
 #define KERNELS_CUDA_GEMV_FEW_CUH
 
@@ -42,12 +43,14 @@ struct few_args {
 
 /* ---- rows that are yet to be normed ------------------------------------------------------------
  *
- * Each warp has a chunk, which is a sweep of a norm's warp (norm.cuh): a lane has four columns of it. It leaves
- * its columns of what the norm is of in shared memory, sums one of the rows as norm.cu does (of a single row every
- * warp: a barrier less), norms its own columns of all rows, and leaves them rounded. To the bits of norm.cu.
- * The first block writes the normed rows, too, to what no other block reads. */
+ * Each warp has a chunk, which is a sweep of a norm's warp (norm.cuh): a lane has four columns of
+ * it. It leaves its columns of what the norm is of in shared memory, sums one of the rows as
+ * norm.cu does (of a single row every warp: a barrier less), norms its own columns of all rows, and
+ * leaves them rounded. To the bits of norm.cu. The first block writes the normed rows, too, to what
+ * no other block reads. */
 
-/* Shared memory of it: rows [n_tok][n_chunk·SWEEP], of the rows {mean, inverse}, rounded [n_chunk][n_tok][X_STRIDE]. */
+/* Shared memory of it: rows [n_tok][n_chunk·SWEEP], of the rows {mean, inverse}, rounded
+ * [n_chunk][n_tok][X_STRIDE]. */
 struct few_sweeps {
     float *row;
     float2 *stats;
@@ -99,7 +102,8 @@ __device__ __forceinline__ void sweep_load(const struct few_sweeps &s, const str
     }
 }
 
-/* Leaves the warp's chunk of the normed rows, rounded. gamma, beta: the lane's columns of them. By the whole block. */
+/* Leaves the warp's chunk of the normed rows, rounded. gamma, beta: the lane's columns of them. By
+ * the whole block. */
 template <enum dtype type>
 __device__ __forceinline__ void sweeps_norm(const few_args &a, const struct norm_args &norm,
                                             const struct few_sweeps &s, float4 gamma, float4 beta)

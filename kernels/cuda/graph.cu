@@ -12,8 +12,8 @@
  * soon as the step's inputs are on their way, before the model calls its first op. At the end the
  * number of ops that were called must be the number that was recorded.
  *
- * A recording is a capture of a stream of its own, on which nothing ever runs: a step that cannot be
- * recorded has been computed all the same, stays eager, and the backend's warning says why. Each
+ * A recording is a capture of a stream of its own, on which nothing ever runs: a step that cannot
+ * be recorded has been computed all the same, stays eager, and the backend's warning says why. Each
  * kernel is launched on the working stream before it is captured, so it is loaded by then and may
  * have the shared memory it wants. Loading is what the capture would else forbid to this thread:
  * hence its relaxed mode. The number of graphs is bounded; when it is reached, or results are read
@@ -23,8 +23,8 @@
  * All ways launch the same kernels with the same arguments, hence give the same bits.
  * PKMSERVE_CUDA_GRAPHS=0 keeps everything eager, for comparing and for finding a failing kernel.
  *
- * A kernel may begin while the one before it ends (struct launch_queue), of compute capability 9.0 and
- * newer: between the hundred launches of a decode step the device
+ * A kernel may begin while the one before it ends (struct launch_queue), of compute capability 9.0
+ * and newer: between the hundred launches of a decode step the device
  * idles, and the weights of the next product need not wait. A capture keeps it, as edges that the
  * runtime knows since CUDA 12.3; what comes after a copy or an event, the first kernel of a step
  * too, waits for it as a whole. A driver that cannot capture it is treated as any failing capture.
@@ -127,8 +127,8 @@ static void record_begin(struct cuda *cu)
     }
 }
 
-/* Ends a recording. is_wanted: makes it the step's graph; else, and where that fails, steps like this
- * one stay eager. */
+/* Ends a recording. is_wanted: makes it the step's graph; else, and where that fails, steps like
+ * this one stay eager. */
 static void record_end(struct cuda *cu, bool is_wanted)
 {
     struct cuda_graphs *const g = cu->graphs;
@@ -182,7 +182,8 @@ void graphs_recorded(struct cuda *cu)
 
 /* ---- a step --------------------------------------------------------------------------------- */
 
-/* Whether the step's like will come again: a whole decode step of a list of ops that has a number. */
+/* Whether the step's like will come again: a whole decode step of a list of ops that has a
+ * number. */
 static bool may_repeat(const struct cuda *cu, const struct step *step)
 {
     bool repeats = step->is_drawn && step->ops_list != 0 && step->n_out == step->n_tok &&

@@ -2,11 +2,11 @@
  * cuda_<op> functions, as graph.cu says: once, once more into a recording, or not at all where the
  * step is replayed. An op without rows has nothing to launch.
  *
- * A kernel less is a microsecond or two less of a step of few rows. So an embedding is held back until
- * the norm that follows takes it along, and in steps of drawn tokens a norm until the product that
- * follows does, each block of which norms its rows itself (gemv.cu). Before any other op, before the
- * host waits and at the end of the step, what is held back is launched as it is. The bits are those of
- * the ops one by one. PKMSERVE_CUDA_FUSE=0 holds nothing back. */
+ * A kernel less is a microsecond or two less of a step of few rows. So an embedding is held back
+ * until the norm that follows takes it along, and in steps of drawn tokens a norm until the product
+ * that follows does, each block of which norms its rows itself (gemv.cu). Before any other op,
+ * before the host waits and at the end of the step, what is held back is launched as it is. The
+ * bits are those of the ops one by one. PKMSERVE_CUDA_FUSE=0 holds nothing back. */
 #include "kernels/cuda/backend.cuh"
 
 /* y: the op's result; w: its weight or NULL; both, like its name, for profilers. */
@@ -201,9 +201,9 @@ void launch_kv_store(struct backend *be, struct tensor k_pages, struct tensor v_
         [&](struct cuda *cu) { cuda_kv_store(cu, k_pages, v_pages, k, v, view_of(step), n_head); });
 }
 
-/* In a step of drawn tokens, one of each sequence, one kernel stores k and v on its way: each head of a
- * sequence has one block that reads what is stored. Sequences share pages that earlier steps have
- * filled and none that this one writes to. */
+/* In a step of drawn tokens, one of each sequence, one kernel stores k and v on its way: each head
+ * of a sequence has one block that reads what is stored. Sequences share pages that earlier steps
+ * have filled and none that this one writes to. */
 void launch_attention(struct backend *be, struct tensor y, struct tensor q, struct tensor k_pages,
                       struct tensor v_pages, struct tensor k, struct tensor v,
                       const struct step *step, int n_head, float scale)

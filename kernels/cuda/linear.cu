@@ -226,7 +226,8 @@ namespace
 {
 
 /* to[rows of the grid, n_piece·8] of type ← x[n_tok, n_in] rounded, zeros after n_in and n_tok. One
- * thread per 8 values. Moves 6 bytes per value; 1024 rows of 1024 stay in the second-level cache. */
+ * thread per 8 values. Moves 6 bytes per value; 1024 rows of 1024 stay in the second-level
+ * cache. */
 template <enum dtype type>
 __global__ void linear_round(uint4 *to, const float *x, int64_t x_stride, int n_tok, int n_in,
                              int n_piece, bool x_is_aligned)
@@ -371,8 +372,8 @@ static const uint16_t *rounded_of(const struct linear_state *state, struct tenso
 
 /* ---- the next weight ------------------------------------------------------------------------- */
 
-/* Products come in the same order in every step. Notes that w's comes now; returns what has followed it before, or
- * NULL. */
+/* Products come in the same order in every step. Notes that w's comes now; returns what has
+ * followed it before, or NULL. */
 static const struct cuda_weight *next_of(struct linear_state *state, const struct weight *w)
 {
     const struct cuda_weight *const weight = cuda_weight_of(w);
@@ -474,8 +475,8 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
     return part;
 }
 
-/* As many rows as the memory for prepared ones holds. x_rounded: all that there is of args' x, or NULL: then
- * few rows are rounded by gemv itself. */
+/* As many rows as the memory for prepared ones holds. x_rounded: all that there is of args' x, or
+ * NULL: then few rows are rounded by gemv itself. */
 static void linear_pass(struct cuda *cu, const struct linear_args *args, const uint16_t *x_rounded,
                         enum dtype dtype, bool few, bool by_lt)
 {
@@ -546,10 +547,12 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
     }
 }
 
-/* ---- rows that are normed on the way ------------------------------------------------------------ */
+/* ---- rows that are normed on the way
+ * ------------------------------------------------------------ */
 
-/* So many rows gemv norms itself, of so many columns: they lie in shared memory. Of more rows the norm takes a block
- * longer than a launch does: on an H200 decode of 2, 4, 8 rows took 2 % less, 2 % more and 12 % more than apart. */
+/* So many rows gemv norms itself, of so many columns: they lie in shared memory. Of more rows the
+ * norm takes a block longer than a launch does: on an H200 decode of 2, 4, 8 rows took 2 % less, 2
+ * % more and 12 % more than apart. */
 enum { NORM_ROWS_MAX = 2, NORM_COLS_MAX = 2048 };
 
 bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w)

@@ -1,19 +1,20 @@
 /* What the files of linear share: the sum's definition, the arguments of its kernels, the layout of
- * packed weights. What is said of BF16 weights, here and in names, holds for F16 ones as well: the same
- * kernels, layouts and choices, which differ in the instruction and in what rows are rounded to.
+ * packed weights. What is said of BF16 weights, here and in names, holds for F16 ones as well: the
+ * same kernels, layouts and choices, which differ in the instruction and in what rows are rounded
+ * to.
  *
  * The sum. y[r, o] = act(Σ_k x[r, k]·w[o, k] + bias[o]) is one fixed function of row r of x and row
  * o of w, for every number of rows, every kernel and every block that computes it:
  *   - k is cut into chunks: 128 with 16-bit weights, 64 with F32. The last may be shorter.
- *   - A chunk is one chain that starts at 0. F32: one fmaf per k, ascending. BF16, F16: x rounded to
- *     nearest even, then mma instructions of 16 products each, ascending by blocks of 32 k: of
+ *   - A chunk is one chain that starts at 0. F32: one fmaf per k, ascending. BF16, F16: x rounded
+ *     to nearest even, then mma instructions of 16 products each, ascending by blocks of 32 k: of
  *     block b the first instruction takes the k with (k - 32·b) % 8 < 4, the second the others.
  *   - The chunks' sums are added in ascending order to a total that starts at 0, then the bias is
  *     added, then the activation applied.
  *   - k from n_in to the end of its block (BF16: 32, F32: 16) multiplies zeros of both operands.
  * Chunks let the warps of a block share the k of few rows; with many rows a chunk's border costs an
- * addition per output. 128 of BF16 are 8 instructions in a row, some 33 cycles each, and the columns that a
- * warp norms at a time. Of many rows' loop the border is at most 12 % of the time to
+ * addition per output. 128 of BF16 are 8 instructions in a row, some 33 cycles each, and the
+ * columns that a warp norms at a time. Of many rows' loop the border is at most 12 % of the time to
  * issue (3 instructions per 4 matrix instructions, of 6 cycles or more), which another warp's
  * matrix instructions hide in part. Borders also bound what tensor cores lose: they cut off where
  * an F32 addition would round.
@@ -80,8 +81,7 @@ struct linear_args {
     bool is_f16;       /* weights */
     bool x_is_aligned; /* its rows allow 16-byte loads */
     bool x_is_rounded;
-    bool
-        starts_early; /* drawn tokens: the kernel before may still run, weights need not wait for it */
+    bool starts_early; /* drawn tokens: weights need not wait for the kernel before to end */
     const unsigned char *next;       /* drawn tokens: what the next product reads, or NULL */
     uint32_t next_bytes, next_slice; /* all, of a block */
     uint32_t zero;                   /* 0, which the compiler does not know: gemm.cu */
@@ -99,9 +99,10 @@ __device__ __forceinline__ float linear_finish(float total, float bias, enum act
     return act == ACT_GELU ? fmaf(half, erff(z * 0.70710678118654752f), half) : z;
 }
 
-/* GELU within 2^-21 of |z|, of a third of erff's instructions: of those a pass over many results would be bound by, not by
- * memory. With E(a) = erfc(a / √2) it is max(z, 0) - |z|/2 · E(|z|), nothing of which cancels where z is low; E by Abramowitz
- * and Stegun 7.1.26, whose error is 1.5e-7. Of ∞ it is ∞, of -∞ 0, of NaN NaN. */
+/* GELU within 2^-21 of |z|, of a third of erff's instructions: of those a pass over many results
+ * would be bound by, not by memory. With E(a) = erfc(a / √2) it is max(z, 0) - |z|/2 · E(|z|),
+ * nothing of which cancels where z is low; E by Abramowitz and Stegun 7.1.26, whose error is
+ * 1.5e-7. Of ∞ it is ∞, of -∞ 0, of NaN NaN. */
 __device__ __forceinline__ float gelu_quick(float z)
 {
     const float a = fminf(fabsf(z), 16.0f); /* from 14 on E is 0 */
@@ -133,7 +134,8 @@ __device__ __forceinline__ void linear_store(const struct linear_args &a, int to
 }
 
 /* Asks for what the next product reads, a slice by each block: before grid_wait. So memory is
- * busy while this product waits for its rows and adds up, and the next one finds its weights in the second-level cache. */
+ * busy while this product waits for its rows and adds up, and the next one finds its weights in the
+ * second-level cache. */
 __device__ __forceinline__ void linear_ask_next(const struct linear_args &a)
 {
     const uint32_t first = (blockIdx.y * gridDim.x + blockIdx.x) * a.next_slice;
@@ -153,29 +155,30 @@ static inline struct linear_args linear_sliced(const struct linear_args *a, dim3
 
 struct linear_map linear_map_of(int64_t n_in, enum dtype dtype, bool row_major); /* linear.cu */
 
-/* gemv.cu, gemm.cu: whole calls on args; gemm reads no row-major F32 weights and no x in F32 beside weights
- * of 16 bits, nor does gemv of more than GEMV_F32_ROWS. */
+/* gemv.cu, gemm.cu: whole calls on args; gemm reads no row-major F32 weights and no x in F32 beside
+ * weights of 16 bits, nor does gemv of more than GEMV_F32_ROWS. */
 void gemv(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemm(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
-/* gemv_few.cu: gemv's call of up to GEMV_FEW_ROWS rows by row-major weights of 16 bits, but of some shapes; of rows that are yet
- * to be normed whatever the shape. */
+/* gemv_few.cu: gemv's call of up to GEMV_FEW_ROWS rows by row-major weights of 16 bits, but of some
+ * shapes; of rows that are yet to be normed whatever the shape. */
 bool gemv_is_few(const struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 void gemv_few(struct cuda *cu, const struct linear_args *args);
 /* gemv_f32.cu: gemv's call with F32 weights. */
 void gemv_run_f32(struct cuda *cu, const struct linear_args *args);
 
 /* linear_choose.cu, without fast math: whether cuBLASLt multiplies rows of requests by weights of
- * w's type, of 16 bits, and shape, in calls of up to n_max rows, a multiple of LT_ROWS. Opens cuBLASLt at the first weight and
- * says in be.products how it is, and who multiplies by each shape. The device is idle. */
+ * w's type, of 16 bits, and shape, in calls of up to n_max rows, a multiple of LT_ROWS. Opens
+ * cuBLASLt at the first weight and says in be.products how it is, and who multiplies by each shape.
+ * The device is idle. */
 enum err_code linear_lt_takes(struct cuda *cu, const struct weight *w, int64_t n_max, bool *takes,
                               struct err *err);
-/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as gemm reads it, W row-major. Without fast math
- * x has zeros up to a multiple of LT_ROWS. False: it could not, and y is to be computed by other
- * kernels. */
+/* linear_lt.cu: y = act(x·Wᵀ + bias) by cuBLASLt; x as gemm reads it, W row-major. Without fast
+ * math x has zeros up to a multiple of LT_ROWS. False: it could not, and y is to be computed by
+ * other kernels. */
 bool linear_lt_run(struct cuda *cu, const struct linear_args *args, enum dtype dtype);
 
-/* linear_split.cu: to[n_row, 3·n_x] ← rows of x split, zeros from n_tok on; for gemv (few) as F32, else
- * BF16. */
+/* linear_split.cu: to[n_row, 3·n_x] ← rows of x split, zeros from n_tok on; for gemv (few) as F32,
+ * else BF16. */
 void linear_split_rows(struct cuda *cu, void *to, const struct linear_args *args, int n_row,
                        bool few);
 

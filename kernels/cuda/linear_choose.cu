@@ -1,6 +1,7 @@
 /* Whether cuBLASLt multiplies rows of requests by weights of a shape, and by which algorithms.
  *
- * The one that defines the bits is the first of those that cuBLASLt recommends for a call of many rows that
+ * The one that defines the bits is the first of those that cuBLASLt recommends for a call of many
+ * rows that
  *   - splits no sum over blocks and reduces nothing afterwards, as it says itself;
  *   - gives a row the same bits in calls of every multiple of LT_ROWS rows up to the largest, at
  *     every place of them, with and without bias and ReLU, wherever memory of 16-byte alignment
@@ -10,12 +11,13 @@
  * laid out: the rows of x repeat with a period that no tile has, and begin with another one in each
  * call, so every row of every call is compared with its like in a call of LT_ROWS rows.
  *
- * Its tile may suit many rows and leave most multiprocessors idle with few. So for each of some sizes of calls there is
- * the fastest of those that are recommended for that size and give, in each call of it, the same bits
- * as the first. On an H200 all that cuBLASLt 13 recommends do: each adds up one element's products in the same order.
+ * Its tile may suit many rows and leave most multiprocessors idle with few. So for each of some
+ * sizes of calls there is the fastest of those that are recommended for that size and give, in each
+ * call of it, the same bits as the first. On an H200 all that cuBLASLt 13 recommends do: each adds
+ * up one element's products in the same order.
  *
- * Bytes, of [n_out, k] weights and calls of up to n rows: about n / 32 times x and y of n rows, and the
- * weights n / 16 times, from the second-level cache where they fit, times 4 epilogues. */
+ * Bytes, of [n_out, k] weights and calls of up to n rows: about n / 32 times x and y of n rows, and
+ * the weights n / 16 times, from the second-level cache where they fit, times 4 epilogues. */
 #include "kernels/cuda/backend.cuh"
 #include "kernels/cuda/linear_lt.cuh"
 
@@ -39,8 +41,8 @@ enum {
 namespace
 {
 
-/* to[rows of the grid, k] ← some fixed numbers below scale, again after each period rows (0: never), and
- * what they are as F32, where that is wanted. */
+/* to[rows of the grid, k] ← some fixed numbers below scale, again after each period rows (0:
+ * never), and what they are as F32, where that is wanted. */
 template <enum dtype type>
 __global__ void trial_fill(uint16_t *to, float *wide, int k, int period, float scale, uint32_t salt)
 {
@@ -60,8 +62,8 @@ __global__ void trial_fill(uint16_t *to, float *wide, int k, int period, float s
     }
 }
 
-/* Adds to count how many values of the grid's rows of y differ from row (shift + row) % TRIAL_PERIOD of
- * wanted: by more than a tolerance above 0, else in their bits. */
+/* Adds to count how many values of the grid's rows of y differ from row (shift + row) %
+ * TRIAL_PERIOD of wanted: by more than a tolerance above 0, else in their bits. */
 __global__ void trial_compare(unsigned *count, const float *y, int64_t y_stride,
                               const float *wanted, int n_out, int shift, float tolerance)
 {
@@ -229,8 +231,9 @@ static bool is_all_same(struct cuda *cu, const struct trial *t)
     return graphs_wait(cu) && count == 0;
 }
 
-/* Whether its first rows are those of our own product within rounding: of the sum of absolute products,
- * about √k / 4, tensor cores may lose 2^-17. They become what all others are compared with. */
+/* Whether its first rows are those of our own product within rounding: of the sum of absolute
+ * products, about √k / 4, tensor cores may lose 2^-17. They become what all others are compared
+ * with. */
 static bool agrees(struct cuda *cu, const struct trial *t, int epilogue)
 {
     const struct linear_args first = trial_args(t, t->wanted, LT_ROWS, epilogue);
@@ -244,8 +247,8 @@ static bool agrees(struct cuda *cu, const struct trial *t, int epilogue)
     return true;
 }
 
-/* Whether a row has the wanted bits by algo however many share the call and wherever it stands, in calls of n_min to
- * n_max rows. */
+/* Whether a row has the wanted bits by algo however many share the call and wherever it stands, in
+ * calls of n_min to n_max rows. */
 static bool has_same_bits(struct cuda *cu, const struct trial *t, const cublasLtMatmulAlgo_t *algo,
                           int epilogue, int n_min, int n_max)
 {
@@ -386,7 +389,8 @@ static cublasLtMatmulAlgo_t fastest(struct cuda *cu, const struct trial *t, int 
     return *t->algo;
 }
 
-/* Sizes are halves of one another, which calls are timed with: the largest a multiple of a tile's rows. */
+/* Sizes are halves of one another, which calls are timed with: the largest a multiple of a tile's
+ * rows. */
 static void choose_sizes(struct cuda *cu, struct lt_shape *shape, const struct trial *t)
 {
     const int top = t->n_max < TILE_ROWS ? t->n_max : t->n_max / TILE_ROWS * TILE_ROWS;

@@ -1,21 +1,23 @@
-/* Matrix products of rows of requests by cuBLASLt: wgmma and its tiles are out of reach of mma.sync.
+/* Matrix products of rows of requests by cuBLASLt: wgmma and its tiles are out of reach of
+ * mma.sync.
  *
- * By weights of BF16 or F16 rows, rounded to their type, are multiplied by algorithms that give the same bits, for
- * each shape of a weight one for each size of a call, chosen when the first weight of that shape is made
- * (linear_choose.cu says how): so a row's bits depend on the row alone. Weights for which no algorithm is good
- * enough are packed for our own kernels, which then compute all of their products.
- * A call has a multiple of LT_ROWS rows, so that cuBLASLt never sees a row alone: the rows that are
- * left over are multiplied together with those before them, once more and to the same bits; fewer than
- * LT_ROWS, filled up with zeros, in memory of ours. Where a call fails, our own kernels compute this
- * product and all later ones: of weights that lie as cuBLASLt wants them, too.
+ * By weights of BF16 or F16 rows, rounded to their type, are multiplied by algorithms that give the
+ * same bits, for each shape of a weight one for each size of a call, chosen when the first weight
+ * of that shape is made (linear_choose.cu says how): so a row's bits depend on the row alone.
+ * Weights for which no algorithm is good enough are packed for our own kernels, which then compute
+ * all of their products. A call has a multiple of LT_ROWS rows, so that cuBLASLt never sees a row
+ * alone: the rows that are left over are multiplied together with those before them, once more and
+ * to the same bits; fewer than LT_ROWS, filled up with zeros, in memory of ours. Where a call
+ * fails, our own kernels compute this product and all later ones: of weights that lie as cuBLASLt
+ * wants them, too.
  *
- * With fast math (--deterministic off) the algorithm is chosen anew for each number of rows, may split
- * sums, and multiplies many drawn tokens, too. F32 weights then go to cuBLASLt as well, every product
- * and sum in F32 (CUBLAS_COMPUTE_32F: no TF32, which has 10 bits of fraction and is not what F32 was
- * asked for).
+ * With fast math (--deterministic off) the algorithm is chosen anew for each number of rows, may
+ * split sums, and multiplies many drawn tokens, too. F32 weights then go to cuBLASLt as well, every
+ * product and sum in F32 (CUBLAS_COMPUTE_32F: no TF32, which has 10 bits of fraction and is not
+ * what F32 was asked for).
  *
- * Bias and ReLU are done by its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a pass
- * over y after it, as cuBLASLt's GELU is the approximation by tanh. That pass leaves rounded
+ * Bias and ReLU are done by its epilogue (whose ReLU may keep a NaN that ours makes 0); GELU by a
+ * pass over y after it, as cuBLASLt's GELU is the approximation by tanh. That pass leaves rounded
  * rows where the next product alone reads them.
  *
  * cuBLASLt is column-major: our row-major y[n_tok, n_out] is its d[n_out, n_tok], W the transposed
@@ -280,7 +282,8 @@ static struct lt_plan *plan_find(struct linear_lt *lt, const struct linear_args 
 namespace
 {
 
-/* rounded = gelu(y), one thread per four values of a row, rows in grid.y. Moves 6 bytes per value. */
+/* rounded = gelu(y), one thread per four values of a row, rows in grid.y. Moves 6 bytes per
+ * value. */
 __global__ void linear_gelu_round(const struct room rounded, const float *y, int64_t y_stride,
                                   int n_out)
 {
@@ -349,7 +352,8 @@ static cublasStatus_t run_rows(const struct cuda *cu, const struct linear_args *
     return status == CUBLAS_STATUS_SUCCESS ? lt_multiply(cu, plan, args) : status;
 }
 
-/* Rows first .. first+LT_ROWS-1, those behind the last one being zeros, by way of our own memory. */
+/* Rows first .. first+LT_ROWS-1, those behind the last one being zeros, by way of our own
+ * memory. */
 static cublasStatus_t run_apart(struct cuda *cu, const struct linear_args *args, enum dtype dtype,
                                 int first)
 {
@@ -408,8 +412,8 @@ static void give_up(struct cuda *cu, const struct linear_args *args, cublasStatu
                    cu->lt->library.cublasLtGetStatusString(status));
 }
 
-/* Where a bias begins at another than a 16-byte address it is copied: cuBLASLt reads several values at once, which
- * faults there, and cannot be told. */
+/* Where a bias begins at another than a 16-byte address it is copied: cuBLASLt reads several values
+ * at once, which faults there, and cannot be told. */
 static void align_bias(struct cuda *cu, struct linear_args *args)
 {
     if (reinterpret_cast<uintptr_t>(args->bias) % 16 == 0) {

@@ -39,7 +39,8 @@ struct lt_shape {
     bool is_taken; /* by cuBLASLt */
     bool is_untried;
     cublasLtMatmulAlgo_t algo; /* that defines the bits of all */
-    /* For calls of up to so many rows, and of more than the size before: as fast as there is with these bits. */
+    /* For calls of up to so many rows, and of more than the size before: as fast as there is with
+     * these bits. */
     struct {
         int n_max;
         cublasLtMatmulAlgo_t algo;

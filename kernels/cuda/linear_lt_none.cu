@@ -1,5 +1,5 @@
-/* What stands in for linear_lt.cu, linear_choose.cu and lt_library.cu where the CUDA toolkit has come
- * without cuBLASLt's headers: our own kernels multiply, and the backend says why. */
+/* What stands in for linear_lt.cu, linear_choose.cu and lt_library.cu where the CUDA toolkit has
+ * come without cuBLASLt's headers: our own kernels multiply, and the backend says why. */
 #include "kernels/cuda/backend.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/lt_library.cuh"

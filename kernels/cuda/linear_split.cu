@@ -1,28 +1,32 @@
-/* F32 weights that may be split (struct weight_desc), multiplied by rows of requests: three BF16 products
- * on tensor cores in place of one by F32 multiply-adds.
+/* F32 weights that may be split (struct weight_desc), multiplied by rows of requests: three BF16
+ * products on tensor cores in place of one by F32 multiply-adds.
  *
- * A number is hi + lo and a rest, hi and lo BF16, rounded to nearest even: lo is within 2^-8 of the number,
- * the rest within 2^-17. Of the four products three are summed, as one of rows three times as long:
+ * A number is hi + lo and a rest, hi and lo BF16, rounded to nearest even: lo is within 2^-8 of the
+ * number, the rest within 2^-17. Of the four products three are summed, as one of rows three times
+ * as long:
  *   x' = [hi(x) | lo(x) | hi(x)]   w' = [lo(w) | hi(w) | hi(w)]   y = act(x'·w'ᵀ + bias)
- * w' is an ordinary matrix of BF16 that linear.cu packs, cuBLASLt may take, and gemm and gemv read: a row
- * has the bits that they give to it, by linear.cuh's sum over 3·n_in columns. The small products come
- * first, so that what the sum of a long chain cuts off is small too until the last third.
+ * w' is an ordinary matrix of BF16 that linear.cu packs, cuBLASLt may take, and gemm and gemv read:
+ * a row has the bits that they give to it, by linear.cuh's sum over 3·n_in columns. The small
+ * products come first, so that what the sum of a long chain cuts off is small too until the last
+ * third.
  *
- * Left out are lo·lo, within 2^-16 of |x·w|, and the rests, 2^-17 each: a product is off by less than 2^-15
- * (2^-15.01 where x = w = 0x1.01008p0), by 2^-18 on average; a sum of eight and more of like size by less than
- * 2^-16 of Σ|x·w|, unless made for it (uniform ones: 2^-16.5 for 8, 2^-18.5 for 64, the worst of
- * 250,000 and 31,000). The products that are kept are exact. To that comes what adding them loses, as with
- * any BF16 weights: PTX promises single precision within an instruction, rounded in a way it does not tell;
- * our own kernels add chunks in F32; of cuBLASLt linear_choose.cu accepts 2^-15 of Σ|x·w| beside them. That all
- * stay within 1.6e-5 of Σ|x·w| is what check-gpu's ops ask of a GPU. Infinities give NaN.
+ * Left out are lo·lo, within 2^-16 of |x·w|, and the rests, 2^-17 each: a product is off by less
+ * than 2^-15 (2^-15.01 where x = w = 0x1.01008p0), by 2^-18 on average; a sum of eight and more of
+ * like size by less than 2^-16 of Σ|x·w|, unless made for it (uniform ones: 2^-16.5 for 8, 2^-18.5
+ * for 64, the worst of 250,000 and 31,000). The products that are kept are exact. To that comes
+ * what adding them loses, as with any BF16 weights: PTX promises single precision within an
+ * instruction, rounded in a way it does not tell; our own kernels add chunks in F32; of cuBLASLt
+ * linear_choose.cu accepts 2^-15 of Σ|x·w| beside them. That all stay within 1.6e-5 of Σ|x·w| is
+ * what check-gpu's ops ask of a GPU. Infinities give NaN.
  *
- * Drawn tokens are multiplied by the F32 weights: of few rows those are 4 bytes per element and one launch,
- * these 6 and two. (1024 outputs of 1024, by count: 1 row 3.5 µs, split 6.5; 32 rows 7.3 and 9.9; 256 rows 19
- * and 20.)
+ * Drawn tokens are multiplied by the F32 weights: of few rows those are 4 bytes per element and one
+ * launch, these 6 and two. (1024 outputs of 1024, by count: 1 row 3.5 µs, split 6.5; 32 rows 7.3
+ * and 9.9; 256 rows 19 and 20.)
  *
- * Bytes of the preparing kernel: 4 read and 6 written (for gemv 12) per value. Operations of the product:
- * 6·n_tok·n_in·n_out. Three products of n_in columns each would prepare 4 bytes per value and read 4 of
- * weights, but read and write y twice more, 16 bytes per output, in two launches more. */
+ * Bytes of the preparing kernel: 4 read and 6 written (for gemv 12) per value. Operations of the
+ * product: 6·n_tok·n_in·n_out. Three products of n_in columns each would prepare 4 bytes per value
+ * and read 4 of weights, but read and write y twice more, 16 bytes per output, in two launches
+ * more. */
 #include "kernels/cuda/linear.cuh"
 
 enum { PIECE = 8, SPLIT_THREADS = 128 };
@@ -44,8 +48,8 @@ __device__ __forceinline__ void store_piece(float *to, const uint32_t (&pair)[PI
     }
 }
 
-/* to[rows of the grid, 3·n_in] ← hi, lo, hi of x[n_tok, n_in], zeros in rows from n_tok on; as BF16 or as
- * F32. One thread per 8 values. */
+/* to[rows of the grid, 3·n_in] ← hi, lo, hi of x[n_tok, n_in], zeros in rows from n_tok on; as BF16
+ * or as F32. One thread per 8 values. */
 template <typename T>
 __global__ void linear_split(T *to, const float *x, int64_t x_stride, int n_tok, int n_in,
                              bool x_is_aligned)

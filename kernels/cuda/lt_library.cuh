@@ -7,7 +7,8 @@ extern "C" {
 #include "kernels/err.h"
 }
 
-/* A toolkit may come without its headers: linear_lt_none.cu. A test looks for one that is not there. */
+/* A toolkit may come without its headers: linear_lt_none.cu. A test looks for one that is not
+ * there. */
 #ifndef LT_HEADER
 #define LT_HEADER <cublasLt.h>
 #endif

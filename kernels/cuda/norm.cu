@@ -20,12 +20,12 @@ __device__ __forceinline__ float4 norm_input(const struct norm_args &a, int64_t 
     return a.r == NULL ? x : group_add(x, group_load<aligned>(a.r + row * a.r_stride + c, n));
 }
 
-/* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, as norm.cuh says: a
- * block per row of up to ROW_MAX columns that has groups alone, a group for each thread. Of few rows each warp sums
- * all of the row, which is a barrier less than if one did; of many (is_many), whose instructions are
- * what takes time, one does. Bytes per row: 8·d, 12·d with r, 4·d and those of the tables
- * with an embedding. gamma and beta, which a step's weights may drive out of the second-level cache, are
- * asked for first. */
+/* y = (v - mean) / sqrt(variance + eps) · gamma + beta with v = x (+ r) or of an embedding, as
+ * norm.cuh says: a block per row of up to ROW_MAX columns that has groups alone, a group for each
+ * thread. Of few rows each warp sums all of the row, which is a barrier less than if one did; of
+ * many (is_many), whose instructions are what takes time, one does. Bytes per row: 8·d, 12·d with
+ * r, 4·d and those of the tables with an embedding. gamma and beta, which a step's weights may
+ * drive out of the second-level cache, are asked for first. */
 __global__ void __launch_bounds__(ROW_MAX / GROUP) norm_row_kernel(struct norm_args a, bool is_many)
 {
     __shared__ __align__(16) float row[ROW_MAX];
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(ROW_MAX / GROUP) norm_row_kernel(struct norm_a
     }
 }
 
-/* The same of any row, to the same bits: by a warp, which reads the row again for each of the passes (each lane its
- * own columns, hence y may be x or r). */
+/* The same of any row, to the same bits: by a warp, which reads the row again for each of the
+ * passes (each lane its own columns, hence y may be x or r). */
 template <bool aligned> __global__ void norm_kernel(struct norm_args a)
 {
     const int lane = static_cast<int>(threadIdx.x) % WARP;
@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-/* A warp per head of a row. Bytes per row: 8·d. A lane reads again only what no other lane writes. */
+/* A warp per head of a row. Bytes per row: 8·d. A lane reads again only what no other lane
+ * writes. */
 __global__ void __launch_bounds__(BLOCK)
     head_norm_kernel(struct tensor x, const float *gamma, int64_t d_head, float eps)
 {

@@ -1,9 +1,9 @@
-/* What a layer norm is made of: for norm.cu, and for products of few rows (gemv.cu), which norm their
- * rows themselves.
+/* What a layer norm is made of: for norm.cu, and for products of few rows (gemv.cu), which norm
+ * their rows themselves.
  *
  * A warp sums a row: lane l takes the groups l, l + 32, .. of it; the sums of its four columns are
- * chains over the groups, folded by norm_fold and then over the lanes by a butterfly: an order that d
- * alone decides. */
+ * chains over the groups, folded by norm_fold and then over the lanes by a butterfly: an order that
+ * d alone decides. */
 #ifndef KERNELS_CUDA_NORM_CUH
 #define KERNELS_CUDA_NORM_CUH
 
@@ -94,7 +94,8 @@ __device__ __forceinline__ float norm_inverse(float variance, float eps)
     return 1 / sqrtf(variance + eps);
 }
 
-/* {mean, 1 / √(variance + eps)} of a row of d columns in shared memory, groups all, by a warp: each lane gets both. */
+/* {mean, 1 / √(variance + eps)} of a row of d columns in shared memory, groups all, by a warp: each
+ * lane gets both. */
 __device__ __forceinline__ float2 norm_sum(const float *row, int d, float eps, int lane)
 {
     float4 sum = {0, 0, 0, 0};

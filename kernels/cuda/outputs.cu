@@ -1,24 +1,25 @@
-/* What is requested of rows of logits: a drawn token, the log-probability and rank of a target, the best
- * tokens, the entropy. All of it in one kernel, whatever the rows want: as a node of a decode step's
- * graph, each kernel costs more than what it would do.
+/* What is requested of rows of logits: a drawn token, the log-probability and rank of a target, the
+ * best tokens, the entropy. All of it in one kernel, whatever the rows want: as a node of a decode
+ * step's graph, each kernel costs more than what it would do.
  *
- * Grid: blocks that share a row, rows. Each block takes a run of groups of ids, a warp each, and leaves
- * of a group what a draw needs (sample.cuh), its largest logit m, Σ exp(z - m), Σ exp(z - m)(z - m)
- * and the number of tokens before the target. The last block of a row to arrive draws the token, merges
- * the groups, always by the same tree, and lists the best tokens (vocab.cuh) where they are wanted.
- * How many tokens come before one that has just been drawn is counted then, in the few groups that
- * have any. With M the largest logit and
+ * Grid: blocks that share a row, rows. Each block takes a run of groups of ids, a warp each, and
+ * leaves of a group what a draw needs (sample.cuh), its largest logit m, Σ exp(z - m), Σ exp(z -
+ * m)(z - m) and the number of tokens before the target. The last block of a row to arrive draws the
+ * token, merges the groups, always by the same tree, and lists the best tokens (vocab.cuh) where
+ * they are wanted. How many tokens come before one that has just been drawn is counted then, in the
+ * few groups that have any. With M the largest logit and
  *   L = log Σ exp(z - M),   log p(i) = z(i) - M - L,
  *   entropy = L - Σ exp(z - M)(z - M) / Σ exp(z - M).
- * How many blocks share a row depends on the number of rows; what they leave and how it is merged does
- * not.
+ * How many blocks share a row depends on the number of rows; what they leave and how it is merged
+ * does not.
  *
- * Bytes: 4 · n_vocab per row from memory; 8 · n_vocab more, mostly in L2, where a row has lists to draw
- * by; the few groups that hold the best tokens once more, from the L2. Instructions of a thread, of
- * sm_90: 44 per logit for a distribution, 23 of which are the exponential, and about as many for a
- * draw, unless top_k or temperature 0 spares it. Bound: for many rows the rate at which instructions are
- * issued, which an H200 needs half as long again for as for the bytes; for one row the latency of two
- * dependent reads, of the arrival and of a sort. Share of the bound reached: not measured yet. */
+ * Bytes: 4 · n_vocab per row from memory; 8 · n_vocab more, mostly in L2, where a row has lists to
+ * draw by; the few groups that hold the best tokens once more, from the L2. Instructions of a
+ * thread, of sm_90: 44 per logit for a distribution, 23 of which are the exponential, and about as
+ * many for a draw, unless top_k or temperature 0 spares it. Bound: for many rows the rate at which
+ * instructions are issued, which an H200 needs half as long again for as for the bytes; for one row
+ * the latency of two dependent reads, of the arrival and of a sort. Share of the bound reached: not
+ * measured yet. */
 #include "kernels/cuda/sample.cuh"
 
 namespace
@@ -75,8 +76,8 @@ size_t row_floats_of(int64_t n_vocab)
 
 /* ---- by group ------------------------------------------------------------------------------- */
 
-/* How many of the group's logits v come before the target's, z: none past the vocabulary, where v is
- * -infinity and no id is below a target. */
+/* How many of the group's logits v come before the target's, z: none past the vocabulary, where v
+ * is -infinity and no id is below a target. */
 __device__ __forceinline__ int count_before(const float (&v)[VOCAB_LANE], int group, float z,
                                             int target)
 {
@@ -260,8 +261,8 @@ __device__ __forceinline__ void write_outputs(const struct vocab_row &row,
 
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
-/* Whether the block is the last of its row's to come here; it then sees what the others have written.
- * By the whole block. */
+/* Whether the block is the last of its row's to come here; it then sees what the others have
+ * written. By the whole block. */
 __device__ __forceinline__ bool is_last_block(unsigned *n_arrived)
 {
     __shared__ bool is_last;
@@ -339,8 +340,8 @@ __global__ void __launch_bounds__(VOCAB_BLOCK, BLOCKS_PER_SM)
     finish_row(room, z, view, at, out);
 }
 
-/* As many blocks for each of the rows as keep all multiprocessors busy: a group's numbers are the same
- * in any. */
+/* As many blocks for each of the rows as keep all multiprocessors busy: a group's numbers are the
+ * same in any. */
 unsigned share_out(const struct cuda *cu, struct outputs_room *room, unsigned n_row)
 {
     const int n_run = (room->n_group + VOCAB_WARPS - 1) / VOCAB_WARPS;

@@ -1,5 +1,5 @@
-/* gather: the rows that outputs are wanted of. Bound by memory, and for a few rows by latency: a launch
- * and two or three dependent reads. Share of the bound reached: not measured yet. */
+/* gather: the rows that outputs are wanted of. Bound by memory, and for a few rows by latency: a
+ * launch and two or three dependent reads. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/rows.cuh"
 
 namespace

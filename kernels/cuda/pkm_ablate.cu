@@ -1,8 +1,8 @@
 /* Knock-out of memories, heads and slots for the sequences that ask for it.
  *
  * A thread per look-up searches its sequence's list by halves, at most four times. Only steps with
- * such a sequence have this op. Bound by launch latency; the bytes are 12·n_head·k_top per row, and the
- * lists. Share of the bound reached: not measured yet. */
+ * such a sequence have this op. Bound by launch latency; the bytes are 12·n_head·k_top per row, and
+ * the lists. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/rows.cuh"
 
 namespace

@@ -19,7 +19,8 @@ template <typename T> __device__ __forceinline__ float expert_value(T value)
     return widen(value);
 }
 
-/* A warp per slot. Bytes per slot: a row of the table, at a random place. scale: of I8 rows, else NULL. */
+/* A warp per slot. Bytes per slot: a row of the table, at a random place. scale: of I8 rows, else
+ * NULL. */
 template <typename T, bool redirects>
 __global__ void __launch_bounds__(BLOCK)
     experts_kernel(struct tensor y, struct tensor weights, struct tensor slots, struct tensor x,

@@ -15,22 +15,24 @@
  * of a block are in flight together. Share of the bound reached on an H200: 93 % of
  * 1024 rows, 75 % of 256.
  *
- * Of many rows some read the same value rows: 1024 of 4 heads and k = 32 read 268 MB, of which 211 MB are
- * distinct in real text, 209 of slots drawn evenly from 512². So all rows are taken for 128 columns, then for
- * the next 128. What a cache that forgets the oldest then lets through, of slots drawn evenly, in MB:
- *      rows  all  distinct  128 columns of 50 MB  of 25 MB  64 columns of 25 MB  all columns of 50 MB
+ * Of many rows some read the same value rows: 1024 of 4 heads and k = 32 read 268 MB, of which 211
+ * MB are distinct in real text, 209 of slots drawn evenly from 512². So all rows are taken for 128
+ * columns, then for the next 128. What a cache that forgets the oldest then lets through, of slots
+ * drawn evenly, in MB:
+ *      rows  all  distinct  128 columns of 50 MB  of 25 MB  64 columns of 25 MB  all columns of 50
+ *      MB
  *      1024  268       209                   209       209                  209                   243
  *      2048  537       334                   334       368                  334                   484
  *      4096 1074       458                   467       688                  467                   966
- * (25 MB: if both halves of a GPU's cache keep what they read of the other's memory.) So up to 1024 rows
- * nothing is left to gain by ordering look-ups, which would have to be sorted for it, and all multiprocessors
- * draw 268 MB from the cache in no less time, 51 us, than memory gives 209. Of more rows 64 columns at a time
- * would pay if 25 MB serve and memory gives 128 bytes in a row as fast as 256, which it is said not to: TOGETHER
- * = 1, to be tried on a GPU.
+ * (25 MB: if both halves of a GPU's cache keep what they read of the other's memory.) So up to 1024
+ * rows nothing is left to gain by ordering look-ups, which would have to be sorted for it, and all
+ * multiprocessors draw 268 MB from the cache in no less time, 51 us, than memory gives 209. Of more
+ * rows 64 columns at a time would pay if 25 MB serve and memory gives 128 bytes in a row as fast as
+ * 256, which it is said not to: TOGETHER = 1, to be tried on a GPU.
  *
- * In steps with redirections (struct pkm_redirect) the lanes of a warp look their slots up first; where
- * one is redirected, its row takes the place of the table's after that has been loaded, before the sums:
- * so the loads stay in flight together, and the sums are the same. */
+ * In steps with redirections (struct pkm_redirect) the lanes of a warp look their slots up first;
+ * where one is redirected, its row takes the place of the table's after that has been loaded,
+ * before the sums: so the loads stay in flight together, and the sums are the same. */
 #include "kernels/cuda/redirect.cuh"
 
 #include <type_traits>
@@ -89,7 +91,8 @@ template <> struct pair_of<f16_bits> {
 template <typename T> struct float_table {
     const T *data;
 
-    /* Both columns of a lane; where rows do not start at pairs, or the last column is alone, singly.
+    /* Both columns of a lane; where rows do not start at pairs, or the last column is alone,
+     * singly.
      */
     template <bool paired>
     __device__ __forceinline__ float2 load(int64_t slot, int column, int n_column) const

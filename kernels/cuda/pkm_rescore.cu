@@ -1,6 +1,6 @@
-/* What XLM's options do after a memory's search: slots permuted or wrapped, and scores made to weights
- * by more than a softmax (XLM's HashingMemory; weights of the plain memory come out of pkm_search.cu
- * itself).
+/* What XLM's options do after a memory's search: slots permuted or wrapped, and scores made to
+ * weights by more than a softmax (XLM's HashingMemory; weights of the plain memory come out of
+ * pkm_search.cu itself).
  *
  * A warp per row and head sweeps its elements in lanes; sums are a chain per lane and then a fixed
  * tree. A few microseconds: bound by launch latency; the bytes are 8·n_head·k_top per row. Share of

@@ -15,14 +15,14 @@
  *          grid (2·n_key / threads, n_head, rows / T).
  *   tile   more rows. A block reads the keys of a head once for T rows and keeps the T·2·n_key
  *          scores in shared memory; its eight warps select. grid (n_head, rows / T), 256 threads.
- * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own; pkm_search_flat.cu
- * searches flat keys, pkm_search_generic.cu the rest. Split keys of these shapes are pkm_search_mma.cu's, with bits
- * of its own.
+ * Both are for k_top <= 32, n_key <= 2048, d_key <= 1024 and keys of each half's own;
+ * pkm_search_flat.cu searches flat keys, pkm_search_generic.cu the rest. Split keys of these shapes
+ * are pkm_search_mma.cu's, with bits of its own.
  *
  * Per row and head: 2·n_key·d_half multiply-adds (131 k for 512 keys of 128), then the selections,
- * 1920 instructions of a warp (pkm_search_mma.cu). Bytes: split reads the keys once per T rows (from L2
- * after the first tile), tile once per 16. Bound: split latency, some 3 dependent phases; tile F32
- * arithmetic. Share of the bound reached: not measured yet. */
+ * 1920 instructions of a warp (pkm_search_mma.cu). Bytes: split reads the keys once per T rows
+ * (from L2 after the first tile), tile once per 16. Bound: split latency, some 3 dependent phases;
+ * tile F32 arithmetic. Share of the bound reached: not measured yet. */
 #include "kernels/cuda/pkm_search_tile.cuh"
 
 #include <string.h>

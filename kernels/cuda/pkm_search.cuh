@@ -1,5 +1,5 @@
-/* What the kernels of the memory search for product keys share: how many candidates there may be, and
- * the selections that follow the scores. */
+/* What the kernels of the memory search for product keys share: how many candidates there may be,
+ * and the selections that follow the scores. */
 #ifndef KERNELS_CUDA_PKM_SEARCH_CUH
 #define KERNELS_CUDA_PKM_SEARCH_CUH
 
@@ -42,7 +42,8 @@ __device__ __forceinline__ void load_pairs(uint16_t *to, const struct pairs &lis
 }
 
 /* Whether this block is the last of n to come here with this counter; it may then read what the
- * others wrote before they came. Leaves the counter at 0 for the next launch. By the whole block. */
+ * others wrote before they came. Leaves the counter at 0 for the next launch. By the whole
+ * block. */
 static __device__ __forceinline__ bool is_last_block(unsigned *n_arrived, unsigned n)
 {
     __shared__ bool is_last;
@@ -56,8 +57,8 @@ static __device__ __forceinline__ bool is_last_block(unsigned *n_arrived, unsign
     return is_last;
 }
 
-/* best[0 .. k-1] ← the best of the n_key ranks, by one warp, whose lane j < k gets the j-th. V·32 >=
- * n_key; best as warp_best's chosen. */
+/* best[0 .. k-1] ← the best of the n_key ranks, by one warp, whose lane j < k gets the j-th. V·32
+ * >= n_key; best as warp_best's chosen. */
 template <int V>
 __device__ __forceinline__ struct candidate
 select_keys(struct candidate *best, const volatile uint32_t *ranks, int n_key, int k)
@@ -95,7 +96,8 @@ select_more(struct candidate *best, const uint32_t *ranks, int first, int n_key,
     return warp_best<V + 1>(rank, number, k, best);
 }
 
-/* Writes slots and weights of one row and head, by one warp, whose lane j < k_top has the j-th best slot. */
+/* Writes slots and weights of one row and head, by one warp, whose lane j < k_top has the j-th best
+ * slot. */
 static __device__ __forceinline__ void write_best(const struct search *s, struct candidate best,
                                                   int64_t row, int head)
 {

@@ -1,14 +1,17 @@
-/* The memory search for flat keys: the k_top best of all n_key keys of a head, exactly (pkm_select.cuh's rules).
+/* The memory search for flat keys: the k_top best of all n_key keys of a head, exactly
+ * (pkm_select.cuh's rules).
  *
- * The keys of a head are cut in parts of 512, which do not depend on the number of rows. A block scores a part for
- * T rows, as pkm_search.cu's tiles do, and a warp chooses the best of each row. Of several parts they go to
- * scratch, and the last block of a tile of rows and head to arrive chooses among them: of one row all its warps, each of
- * a share, and then one of what they chose; of more rows a warp each. What is chosen is the same however it is
- * shared out, for no two candidates are equal. grid (parts, n_head, rows / T).
+ * The keys of a head are cut in parts of 512, which do not depend on the number of rows. A block
+ * scores a part for T rows, as pkm_search.cu's tiles do, and a warp chooses the best of each row.
+ * Of several parts they go to scratch, and the last block of a tile of rows and head to arrive
+ * chooses among them: of one row all its warps, each of a share, and then one of what they chose;
+ * of more rows a warp each. What is chosen is the same however it is shared out, for no two
+ * candidates are equal. grid (parts, n_head, rows / T).
  *
- * Per tile and head: n_key·d·4 bytes of keys, n_key·d multiply-adds of each row; per part and row a choice from
- * 512, and n_key / 15 candidates for the last block. Bound: of one row memory; of 16384 keys of 256 columns in 4 heads
- * 67 MB, by 128 blocks at once; of many rows F32 arithmetic. Share of the bound reached: not measured yet. */
+ * Per tile and head: n_key·d·4 bytes of keys, n_key·d multiply-adds of each row; per part and row a
+ * choice from 512, and n_key / 15 candidates for the last block. Bound: of one row memory; of 16384
+ * keys of 256 columns in 4 heads 67 MB, by 128 blocks at once; of many rows F32 arithmetic. Share
+ * of the bound reached: not measured yet. */
 #include "kernels/cuda/pkm_search_tile.cuh"
 
 namespace
@@ -19,7 +22,8 @@ enum {
     WARPS = TILE_THREADS / SELECT_WARP,
     PART_V = PART / SELECT_WARP, /* candidates of a lane, of a part */
     MERGE_V = 16,                /* likewise, of the parts */
-    /* Numbers of what is no key, each of its own: their rank is that of a NaN, so that every key is better. */
+    /* Numbers of what is no key, each of its own: their rank is that of a NaN, so that every key is
+     * better. */
     NO_KEY = 0x7f000000,           /* .. + PART: of the last part */
     NO_BEST = NO_KEY + PART,       /* .. + 32 for each warp: none chosen yet */
     NO_CANDIDATE = NO_KEY + 0x1000 /* .. + 32·MERGE_V: behind the last one */
@@ -31,7 +35,8 @@ struct flat_scratch {
     int n_part;
 };
 
-/* Lane j < k_top gets the j-th best of a part, of whose keys first .. first+n-1 these are the ranks. */
+/* Lane j < k_top gets the j-th best of a part, of whose keys first .. first+n-1 these are the
+ * ranks. */
 __device__ __forceinline__ struct candidate best_of_part(const uint32_t *ranks, int first, int n,
                                                          int k, struct candidate *chosen)
 {

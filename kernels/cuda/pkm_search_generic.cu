@@ -1,6 +1,6 @@
-/* The memory search for every shape that the fast kernels of pkm_search.cu and pkm_search_flat.cu do not take: k_top
- * above 32, very many or very wide keys, keys that all halves and heads share. Exact, with the same rules
- * (pkm_select.cuh).
+/* The memory search for every shape that the fast kernels of pkm_search.cu and pkm_search_flat.cu
+ * do not take: k_top above 32, very many or very wide keys, keys that all halves and heads share.
+ * Exact, with the same rules (pkm_select.cuh).
  *
  * One block per row and head streams over the keys, 256 at a time, a thread per key (one chain of
  * multiply-adds in ascending column). What may still be among the k best joins a list in shared
@@ -10,8 +10,8 @@
  * both.
  *
  * Per row and head: n_half·n_key·d multiply-adds and n_half·n_key·d·4 bytes of keys from L2 or
- * memory: bound by that bandwidth, of which one block has its multiprocessor's share. Share of the bound
- * reached: not measured yet. */
+ * memory: bound by that bandwidth, of which one block has its multiprocessor's share. Share of the
+ * bound reached: not measured yet. */
 #include "kernels/cuda/pkm_select.cuh"
 
 namespace

@@ -1,10 +1,12 @@
-/* Many rows of the memory search on tensor cores: pkm_search_mma.cu, which counts them, says how it works. */
+/* Many rows of the memory search on tensor cores: pkm_search_mma.cu, which counts them, says how it
+ * works. */
 #include "kernels/cuda/pkm_search_mma.cuh"
 
 namespace
 {
 
-/* The keys that a block scores at a time: n of a half of a head, from first on, a multiple of CHUNK. */
+/* The keys that a block scores at a time: n of a half of a head, from first on, a multiple of
+ * CHUNK. */
 struct chunk {
     int half, first, n;
     int n_padded; /* to whole tiles of all warps */
@@ -28,8 +30,8 @@ __device__ __forceinline__ void many_keys(uint4 (&to)[MANY_TILES][2], const uint
     }
 }
 
-/* ranks[T][RANK_STRIDE] ← of a chunk of a head, by the first n_warp warps. queries: as load_queries wrote
- * them, of the chunk's half. */
+/* ranks[T][RANK_STRIDE] ← of a chunk of a head, by the first n_warp warps. queries: as load_queries
+ * wrote them, of the chunk's half. */
 template <int T>
 __device__ __forceinline__ void many_scores(uint32_t *ranks, const uint4 *queries,
                                             const struct mma_args &a, int head,
@@ -88,8 +90,8 @@ template <int T, int W> struct __align__(16) many_shared
     uint16_t pair[PAIR_MAX];
 };
 
-/* The best of a chunk's keys for each row, and of those chosen of the chunks of its half before, by warps
- * first_warp .. first_warp+n_warp-1. */
+/* The best of a chunk's keys for each row, and of those chosen of the chunks of its half before, by
+ * warps first_warp .. first_warp+n_warp-1. */
 template <int T, int W>
 __device__ __forceinline__ void many_best(struct many_shared<T, W> *m, const uint32_t *ranks,
                                           const struct mma_args &a, const struct chunk &chunk,
@@ -232,7 +234,8 @@ template <int T> bool is_one_round(const struct cuda *cu, const struct mma_args 
 
 } // namespace
 
-/* As few rows as leave no multiprocessor without a block, and then as few blocks as there can be. */
+/* As few rows as leave no multiprocessor without a block, and then as few blocks as there can
+ * be. */
 bool search_many(struct cuda *cu, const struct mma_args *a)
 {
     const bool is_wide = a->s.n_key > CHUNK;

@@ -1,51 +1,56 @@
 /* The memory search of pkm_search.cu with its scores on tensor cores, for keys that may be taken as
  * sums of two BF16 numbers (struct weight_desc). Steps and selection are the same.
  *
- * A score. Query and key are split, x = hi + lo, both rounded to nearest even, and of the four products
- * three are summed:
+ * A score. Query and key are split, x = hi + lo, both rounded to nearest even, and of the four
+ * products three are summed:
  *   score = Σ hi·hi + Σ (hi·lo + lo·hi)
  * How far that is from the score: linear_split.cu.
- * The two sums are chains of mma_bf16 instructions over blocks of 32 columns, ascending: of a block the
- * first instruction takes the columns c with c % 8 < 4, the second the others, as in linear.cuh; in the
- * second chain an instruction's hi·lo comes before its lo·hi. Rows are always the instruction's rows and
- * keys its columns, so a row has the same bits from both kernels, whatever rows are beside it. How
- * tensor cores round within an instruction is not documented; test_kernels tells whether it matters.
+ * The two sums are chains of mma_bf16 instructions over blocks of 32 columns, ascending: of a block
+ * the first instruction takes the columns c with c % 8 < 4, the second the others, as in
+ * linear.cuh; in the second chain an instruction's hi·lo comes before its lo·hi. Rows are always
+ * the instruction's rows and keys its columns, so a row has the same bits from both kernels,
+ * whatever rows are beside it. How tensor cores round within an instruction is not documented;
+ * test_kernels tells whether it matters.
  *
  * Keys in memory: [group][8 keys][32 columns][hi, lo][32 lanes][16 bytes]; lane (g, t), which is
  * (lane / 4, lane % 4), has columns 8t .. 8t+7 of key g. That is the fragment of two instructions,
- * (b[0], b[1]) = (x, y) and then (z, w), and a warp reads 512 consecutive bytes. Of queries shared memory holds,
- * of a tile of rows and a block, [hi, lo][2 instructions][32 lanes][16 bytes], a[0 .. 3]: of rows g and g+8 in turn the
- * first two columns that the lane's instruction takes, then the other two. Pieces that lie as those of keys would cost four moves
- * for each instruction (gemm.cu says why).
+ * (b[0], b[1]) = (x, y) and then (z, w), and a warp reads 512 consecutive bytes. Of queries shared
+ * memory holds, of a tile of rows and a block, [hi, lo][2 instructions][32 lanes][16 bytes], a[0 ..
+ * 3]: of rows g and g+8 in turn the first two columns that the lane's instruction takes, then the
+ * other two. Pieces that lie as those of keys would cost four moves for each instruction (gemm.cu
+ * says why).
  *
  *   few   up to FEW_ROWS rows. A block scores 64 keys of one half for 16 rows, 8 keys a warp, which
- *         are under way before the kernel before has ended; ranks go to scratch. Of up to half as many
- *         rows as it has warps the last block of a head selects, both halves of all rows at once, a warp
- *         each; of more, the last of each half selects that half, and the last of the two the slots. Grid
- *         (2·n_key / 64, n_head, rows / 16).
- *   many  more rows of up to CHUNK keys (pkm_search_many.cu). A block scores all keys for T rows, half by half, 16
+ *         are under way before the kernel before has ended; ranks go to scratch. Of up to half as
+ *         many rows as it has warps the last block of a head selects, both halves of all rows at
+ *         once, a warp each; of more, the last of each half selects that half, and the last of the
+ *         two the slots. Grid (2·n_key / 64, n_head, rows / 16).
+ *   many  more rows of up to CHUNK keys (pkm_search_many.cu). A block scores all keys for T rows,
+ *   half by half, 16
  *         keys a warp at a time, keeps ranks in shared memory and selects. Grid (n_head, rows / T).
- *   wide  the same where each block has a multiprocessor to itself, or there are more keys: these are taken a chunk at
- *         a time, and half of the warps select of one while the others score the next. What has been chosen of a half
- *         so far stands beside the keys of its next chunk. Where even 16 rows do not fit the shared memory, few takes
- *         FEW_ROWS rows at a time.
- * A block has 8 warps; 16 where it has a multiprocessor to itself, since a warp's selections wait for their
- * own results: of few rows the upper 8 do nothing else.
+ *   wide  the same where each block has a multiprocessor to itself, or there are more keys: these
+ *   are taken a chunk at
+ *         a time, and half of the warps select of one while the others score the next. What has
+ *         been chosen of a half so far stands beside the keys of its next chunk. Where even 16 rows
+ *         do not fit the shared memory, few takes FEW_ROWS rows at a time.
+ * A block has 8 warps; 16 where it has a multiprocessor to itself, since a warp's selections wait
+ * for their own results: of few rows the upper 8 do nothing else.
  *
- * Per row and head 3 · 2·n_key·d_half multiply-adds on tensor cores (393 k for 512 keys of 128), then
- * 2·n_key ranks to select among: 1920 instructions of a warp, of the code for sm_90, at 7 probes each (660 a
- * half and 600 for the pairs; every bit probed in turn, and the chosen counted one after the other, they
- * were 4030). Bytes: few reads the keys (4 per column) once per 16 rows, many once per T, from L2 after the
- * first. Bound: few latency, three dependent phases, of which a half takes some 1600 clocks and the pairs
- * 1400; many L2, then the selection (1024 rows, 4 heads, 512 keys of 128, T = 32: 64 MB, some 13 us; 31
- * selections of both halves and pairs per multiprocessor, some 8, of which wide hides a third). So 256 rows
- * are few: 1024 blocks draw 42 MB by all multiprocessors, 32 blocks of 32 rows 17 MB by a quarter of them. Of
- * 2·2048 keys the blocks of 1024 rows draw 268 MB in one round, some 50 us; of T = 16, which is all that has room where a
- * half is not cut in chunks, it was 537 MB in two, 141 us on an H200.
- * Registers on sm_90 and sm_100 (nvcc 13.0): few 104 and 108, of more than 512 keys 202 and 157; many and wide 80 to
- * 128; nothing is spilled. Two blocks of 8 warps of a multiprocessor at a time, one where a thread takes more than
- * 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, wide 183, few 14. On an H200 1, 32, 256 and 1024
- * rows took 7.5, 12.5, 32 and 32 us. */
+ * Per row and head 3 · 2·n_key·d_half multiply-adds on tensor cores (393 k for 512 keys of 128),
+ * then 2·n_key ranks to select among: 1920 instructions of a warp, of the code for sm_90, at 7
+ * probes each (660 a half and 600 for the pairs; every bit probed in turn, and the chosen counted
+ * one after the other, they were 4030). Bytes: few reads the keys (4 per column) once per 16 rows,
+ * many once per T, from L2 after the first. Bound: few latency, three dependent phases, of which a
+ * half takes some 1600 clocks and the pairs 1400; many L2, then the selection (1024 rows, 4 heads,
+ * 512 keys of 128, T = 32: 64 MB, some 13 us; 31 selections of both halves and pairs per
+ * multiprocessor, some 8, of which wide hides a third). So 256 rows are few: 1024 blocks draw 42 MB
+ * by all multiprocessors, 32 blocks of 32 rows 17 MB by a quarter of them. Of 2·2048 keys the
+ * blocks of 1024 rows draw 268 MB in one round, some 50 us; of T = 16, which is all that has room
+ * where a half is not cut in chunks, it was 537 MB in two, 141 us on an H200. Registers on sm_90
+ * and sm_100 (nvcc 13.0): few 104 and 108, of more than 512 keys 202 and 157; many and wide 80 to
+ * 128; nothing is spilled. Two blocks of 8 warps of a multiprocessor at a time, one where a thread
+ * takes more than 128; T = 32 takes 99 KB of shared memory with keys of 128 columns, wide 183, few
+ * 14. On an H200 1, 32, 256 and 1024 rows took 7.5, 12.5, 32 and 32 us. */
 #include "kernels/cuda/pkm_search_mma.cuh"
 
 #include <string.h>

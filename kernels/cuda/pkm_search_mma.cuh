@@ -1,5 +1,5 @@
-/* What the kernels of the memory search on tensor cores share: how keys lie, and scores. pkm_search_mma.cu
- * says how they work. */
+/* What the kernels of the memory search on tensor cores share: how keys lie, and scores.
+ * pkm_search_mma.cu says how they work. */
 #ifndef KERNELS_CUDA_PKM_SEARCH_MMA_CUH
 #define KERNELS_CUDA_PKM_SEARCH_MMA_CUH
 
@@ -84,9 +84,9 @@ static __device__ __forceinline__ void load_piece(float (&x)[PIECE], const struc
     }
 }
 
-/* to[tiles of 16 rows][n_block][hi, lo][2 instructions][32 lanes] ← one half of a head's queries, of rows
- * first .. first+n_row-1; other rows and columns are zero. A thread has a piece of rows g and g+8, whose words an instruction
- * takes in turn. A barrier follows. */
+/* to[tiles of 16 rows][n_block][hi, lo][2 instructions][32 lanes] ← one half of a head's queries,
+ * of rows first .. first+n_row-1; other rows and columns are zero. A thread has a piece of rows g
+ * and g+8, whose words an instruction takes in turn. A barrier follows. */
 template <int n_tile>
 static __device__ __forceinline__ void load_queries(uint4 *to, const struct mma_args &a,
                                                     int64_t first, int n_row, int head, int half)
@@ -126,8 +126,8 @@ template <int n_row_tile, int n_key_tile> struct chains {
     float lower[n_row_tile][n_key_tile][4];
 };
 
-/* Adds a block of 32 columns. queries: this lane's of the block, in the first tile; keys: hi and lo of
- * each tile. */
+/* Adds a block of 32 columns. queries: this lane's of the block, in the first tile; keys: hi and lo
+ * of each tile. */
 template <int n_row_tile, int n_key_tile>
 static __device__ __forceinline__ void add_block(struct chains<n_row_tile, n_key_tile> &sum,
                                                  const uint4 *queries, int tile_pieces,

@@ -1,5 +1,5 @@
-/* What the F32 kernels of the memory search share: a block's queries in shared memory, and the scores of keys
- * for them. */
+/* What the F32 kernels of the memory search share: a block's queries in shared memory, and the
+ * scores of keys for them. */
 #ifndef KERNELS_CUDA_PKM_SEARCH_TILE_CUH
 #define KERNELS_CUDA_PKM_SEARCH_TILE_CUH
 
@@ -13,8 +13,8 @@ enum {
     LOADS = 8 /* of a thread in flight, where a block loads its queries */
 };
 
-/* Copies the queries of a head, rows first .. first+T-1, to to[T][n_half·d_quad]; what is not there is
- * zero. A barrier follows. */
+/* Copies the queries of a head, rows first .. first+T-1, to to[T][n_half·d_quad]; what is not there
+ * is zero. A barrier follows. */
 template <int T, int n_half>
 __device__ void load_queries(float *to, const struct search *s, int64_t first, int head)
 {
@@ -52,8 +52,9 @@ __device__ __forceinline__ float chain(float4 key, float4 q, float sum)
     return fmaf(q.w, key.w, sum);
 }
 
-/* ranks[T][rank_stride] ← of n_key packed keys (a multiple of 32) for T rows, two keys per thread of
- * TILE_THREADS, n_ahead groups of four columns at a time. padded: from one group to the next; q[T][q_stride]. */
+/* ranks[T][rank_stride] ← of n_key packed keys (a multiple of 32) for T rows, two keys per thread
+ * of TILE_THREADS, n_ahead groups of four columns at a time. padded: from one group to the next;
+ * q[T][q_stride]. */
 template <int T, int n_ahead = (T > 4 ? 2 : 8)>
 __device__ __forceinline__ void tile_scores(uint32_t *ranks, int rank_stride, const float4 *keys,
                                             int64_t padded, int n_key, const float4 *q,

@@ -49,8 +49,8 @@ __device__ __forceinline__ bool is_better(struct candidate a, struct candidate b
     return a.rank > b.rank || (a.rank == b.rank && a.number < b.number);
 }
 
-/* -1 if a < b, else 0: what a - b borrows. To count by tests takes three instructions each, two of which
- * wait for the count before; so it takes two and a half, and CHAINS counts at a time. */
+/* -1 if a < b, else 0: what a - b borrows. To count by tests takes three instructions each, two of
+ * which wait for the count before; so it takes two and a half, and CHAINS counts at a time. */
 __device__ __forceinline__ uint32_t borrow(uint32_t a, uint32_t b)
 {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) - b) >> 32);
@@ -81,7 +81,8 @@ __device__ __forceinline__ int count_from(const uint32_t (&rank)[V], uint32_t le
     return static_cast<int>(__reduce_add_sync(SELECT_ALL_LANES, (n[0] + n[1]) + (n[2] + n[3])));
 }
 
-/* Of candidates whose rank is border all but the wanted ones with the smallest numbers become none. */
+/* Of candidates whose rank is border all but the wanted ones with the smallest numbers become
+ * none. */
 template <int V>
 __device__ __forceinline__ void warp_cut_equals(uint32_t (&rank)[V], const uint32_t (&number)[V],
                                                 uint32_t border, int wanted)
@@ -104,10 +105,10 @@ __device__ __forceinline__ void warp_cut_equals(uint32_t (&rank)[V], const uint3
     }
 }
 
-/* A rank that the k <= 32 best reach and no others; those that equal the last of them and stand behind it
- * become none. At least k of the ranks are not SELECT_NONE, numbers are distinct and below 2^31. The
- * smallest of the lanes' largest ranks is one that 32 candidates reach: between it and the largest of all
- * the border is found by halves, of 512 normal scores in 7 probes. */
+/* A rank that the k <= 32 best reach and no others; those that equal the last of them and stand
+ * behind it become none. At least k of the ranks are not SELECT_NONE, numbers are distinct and
+ * below 2^31. The smallest of the lanes' largest ranks is one that 32 candidates reach: between it
+ * and the largest of all the border is found by halves, of 512 normal scores in 7 probes. */
 template <int V>
 __device__ __forceinline__ uint32_t warp_border(uint32_t (&rank)[V], const uint32_t (&number)[V],
                                                 int k)
@@ -135,8 +136,8 @@ __device__ __forceinline__ uint32_t warp_border(uint32_t (&rank)[V], const uint3
 }
 
 /* The k <= 32 best of a warp's candidates, best first: lane j < k gets the j-th, the other lanes an
- * undefined one. chosen is 32 entries of shared memory of the warp's own, at a multiple of 16 bytes, of which
- * the first k become the same. All lanes call. */
+ * undefined one. chosen is 32 entries of shared memory of the warp's own, at a multiple of 16
+ * bytes, of which the first k become the same. All lanes call. */
 template <int V>
 __device__ __forceinline__ struct candidate
 warp_best(uint32_t (&rank)[V], const uint32_t (&number)[V], int k, struct candidate *chosen)

@@ -7,11 +7,12 @@
  *     cub, no textures, no inline PTX outside this file, no cuda_bf16.h (conversions are below);
  *   - __shared__ variables, __syncthreads and its _count/_and/_or, __syncwarp(mask),
  *     __shfl_sync/_up/_down/_xor, __ballot_sync, __any_sync, __all_sync, __activemask (never to
- *     decide a result), __reduce_{add,min,max,and,or}_sync (integers), atomicAdd/Inc/Max/Min/CAS/Exch,
- *     __threadfence, __ldg, __popc, __clz, __ffs, __brev, __byte_perm, __float_as_uint and its kin,
- *     fmaf, expf, exp2f, logf, erff, sqrtf, rsqrtf (not for results), int4/uint4/float4/uint2/float2/dim3;
- *   - blocks of one kernel do not wait for one another, but the last one to arrive at an atomic counter
- *     may finish the work of all;
+ *     decide a result), __reduce_{add,min,max,and,or}_sync (integers),
+ *     atomicAdd/Inc/Max/Min/CAS/Exch, __threadfence, __ldg, __popc, __clz, __ffs, __brev,
+ *     __byte_perm, __float_as_uint and its kin, fmaf, expf, exp2f, logf, erff, sqrtf, rsqrtf (not
+ *     for results), int4/uint4/float4/uint2/float2/dim3;
+ *   - blocks of one kernel do not wait for one another, but the last one to arrive at an atomic
+ *     counter may finish the work of all;
  *   - every thread of every kernel calls grid_wait; __ldg, whose reads compilers move past it, is
  *     for constants of the model.
  * The build passes -fmad=false (-ffp-contract=off): a multiply and an add are fused where fmaf says
@@ -66,10 +67,10 @@ static inline void launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, si
  * was launched without overlap. Since that kernel has waited too, each of its threads, all before
  * it are complete as well; a thread that left without would break this chain. README.md's rules say
  * where the call must be.
- * Once all blocks of this kernel have come here, or have ended, the next kernel may begin, while this one still waits: so
- * the way of a launch to its first instructions, 1.7 to 2.5 µs on an H200, is gone while others compute. Several kernels
- * may wait behind one another, but a block of a later one takes no room that a block of an earlier one still needs,
- * since all of those have begun. */
+ * Once all blocks of this kernel have come here, or have ended, the next kernel may begin, while
+ * this one still waits: so the way of a launch to its first instructions, 1.7 to 2.5 µs on an H200,
+ * is gone while others compute. Several kernels may wait behind one another, but a block of a later
+ * one takes no room that a block of an earlier one still needs, since all of those have begun. */
 __device__ __forceinline__ void grid_wait()
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -78,8 +79,8 @@ __device__ __forceinline__ void grid_wait()
 #endif
 }
 
-/* The same, but the next kernel, and all behind it, begin when this one is complete: they may read what it writes before
- * they wait. */
+/* The same, but the next kernel, and all behind it, begin when this one is complete: they may read
+ * what it writes before they wait. */
 __device__ __forceinline__ void grid_wait_alone()
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -93,8 +94,8 @@ __device__ __forceinline__ void prefetch_l2(const void *global)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
 }
 
-/* Asks for n bytes from there to come to that cache; address and n are multiples of 16. Nothing is waited for. Where
- * there is no such instruction it does nothing. */
+/* Asks for n bytes from there to come to that cache; address and n are multiples of 16. Nothing is
+ * waited for. Where there is no such instruction it does nothing. */
 __device__ __forceinline__ void prefetch_l2_many(const void *global, uint32_t n)
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -104,8 +105,9 @@ __device__ __forceinline__ void prefetch_l2_many(const void *global, uint32_t n)
 #endif
 }
 
-/* 16 bytes from a global address, or zeros. A load that is only sometimes done: where an if says so, compilers load
- * elsewhere and move what has come, and wait for it before the next load is on its way. */
+/* 16 bytes from a global address, or zeros. A load that is only sometimes done: where an if says
+ * so, compilers load elsewhere and move what has come, and wait for it before the next load is on
+ * its way. */
 __device__ __forceinline__ uint4 load_16_if(bool is_there, const void *global)
 {
     uint4 v;
@@ -144,8 +146,9 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Four matrices of 8 rows of 16 bytes in shared memory: lane 8·i + r names row r of the i-th. to[i] of lane (g, t) is
- * what row g of it has at 2t and 2t+1, of 16 bits each: mma's fragment of a matrix [n, k]. */
+/* Four matrices of 8 rows of 16 bytes in shared memory: lane 8·i + r names row r of the i-th. to[i]
+ * of lane (g, t) is what row g of it has at 2t and 2t+1, of 16 bits each: mma's fragment of a
+ * matrix [n, k]. */
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -295,8 +298,8 @@ static inline float f16_widen(uint16_t bits)
 
 #endif
 
-/* x and y as sums of two BF16 numbers: pairs as of bf16_pair, in x what they are rounded to, in y what
- * that leaves of them, rounded too. */
+/* x and y as sums of two BF16 numbers: pairs as of bf16_pair, in x what they are rounded to, in y
+ * what that leaves of them, rounded too. */
 __device__ __forceinline__ uint2 bf16_split_pair(float x, float y)
 {
     const uint32_t hi = bf16_pair(x, y);

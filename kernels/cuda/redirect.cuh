@@ -1,12 +1,12 @@
-/* Redirection (struct pkm_redirect) as the kernels of the memory's tables see it: where a row's look-up
- * is read from. The lists, the places and the rows are in device memory. */
+/* Redirection (struct pkm_redirect) as the kernels of the memory's tables see it: where a row's
+ * look-up is read from. The lists, the places and the rows are in device memory. */
 #ifndef KERNELS_CUDA_REDIRECT_CUH
 #define KERNELS_CUDA_REDIRECT_CUH
 
 #include "kernels/cuda/cuda.cuh"
 
-/* A row of F32 or BF16 that stands in for one of a table; data 0 = the table's own is read. An address
- * as a number, because shuffles take numbers. */
+/* A row of F32 or BF16 that stands in for one of a table; data 0 = the table's own is read. An
+ * address as a number, because shuffles take numbers. */
 struct redirected_row {
     unsigned long long data;
     int is_bf16;

@@ -1,5 +1,5 @@
-/* Rotary position embedding. Bound by memory, and for a few rows by the latency of a launch. Share of
- * the bound reached: not measured yet. */
+/* Rotary position embedding. Bound by memory, and for a few rows by the latency of a launch. Share
+ * of the bound reached: not measured yet. */
 #include "kernels/cuda/rows.cuh"
 
 namespace

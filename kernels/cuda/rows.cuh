@@ -83,8 +83,9 @@ static __device__ __forceinline__ int64_t my_item()
     return static_cast<int64_t>(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
 }
 
-/* Threads of a block for n items: a warp each, and only where all multiprocessors have one more than one of
- * them, since few items then wait for memory's latency and not for what a multiprocessor draws. */
+/* Threads of a block for n items: a warp each, and only where all multiprocessors have one more
+ * than one of them, since few items then wait for memory's latency and not for what a
+ * multiprocessor draws. */
 static inline dim3 items_block(const struct cuda *cu, int64_t n)
 {
     const int64_t n_warp = n / cu->n_sm;

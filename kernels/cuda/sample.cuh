@@ -1,14 +1,15 @@
 /* Drawing the next token of a row that asks for one, as struct sample_params in step.h says: two of
  * the steps of outputs.cu's kernel.
  *
- * draw_group, by the blocks that share a row, applies the row's adjustments and allow list, to a copy
- * if there are any, and leaves each group's largest logit and sum of shares. draw_token, by the last of
- * these blocks, merges them and draws:
+ * draw_group, by the blocks that share a row, applies the row's adjustments and allow list, to a
+ * copy if there are any, and leaves each group's largest logit and sum of shares. draw_token, by
+ * the last of these blocks, merges them and draws:
  *   - temperature 0: the first group with the largest logit, the first id in it;
  *   - no filter: the group, then the token, at which the sum of shares in id order exceeds u;
- *   - filters: the best tokens are listed in order (vocab_list.cuh), first about as many as two thirds
- *     of the groups, then about five times the groups, and the list is cut and drawn from. Only a
- *     distribution so flat that it keeps more than VOCAB_LIST tokens is searched instead of sorted.
+ *   - filters: the best tokens are listed in order (vocab_list.cuh), first about as many as two
+ *     thirds of the groups, then about five times the groups, and the list is cut and drawn from.
+ *     Only a distribution so flat that it keeps more than VOCAB_LIST tokens is searched instead of
+ *     sorted.
  *
  * Shares are summed as integers, in units of 2^-s, s so large that a row of ones just fits: exact
  * in any order, and the first sum that exceeds u times the whole always exists. Every filter keeps
@@ -22,8 +23,8 @@
 namespace
 {
 
-/* By group: the largest logit, NaN if one of the group is NaN or +infinity, and the sum of the shares
- * relative to the group's largest. */
+/* By group: the largest logit, NaN if one of the group is NaN or +infinity, and the sum of the
+ * shares relative to the group's largest. */
 struct draw_parts {
     float *max, *sum;
 };
@@ -78,8 +79,8 @@ __device__ void adjust_ids(float *copy, const float *z, const struct step_view *
     __syncthreads();
 }
 
-/* A group of the row, of which the warp has the logits v, the largest of them max; copy: the adjusted row
- * where it has lists. */
+/* A group of the row, of which the warp has the logits v, the largest of them max; copy: the
+ * adjusted row where it has lists. */
 __device__ __forceinline__ void draw_group(const struct draw_parts &parts, const float *copy, int n,
                                            int group, const float (&v)[VOCAB_LANE], float max,
                                            bool is_broken, const struct sample_params &p)
@@ -371,9 +372,9 @@ __device__ __forceinline__ float distance_of(const struct draw &d, float z, floa
     return fabsf((z - d.share.max) / d.temperature - mean);
 }
 
-/* Draws among the tokens that typical_p leaves of those that the other filters keep. They stand side
- * by side in the order of ranks, around the mean of their log-shares; how far they reach is searched
- * for among the bits of a distance. Rare, so it takes some forty passes over the row. */
+/* Draws among the tokens that typical_p leaves of those that the other filters keep. They stand
+ * side by side in the order of ranks, around the mean of their log-shares; how far they reach is
+ * searched for among the bits of a distance. Rare, so it takes some forty passes over the row. */
 __device__ VOCAB_CALLED int draw_typical(const struct draw &d)
 {
     const uint32_t lowest = lowest_key(d);

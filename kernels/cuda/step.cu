@@ -4,21 +4,22 @@
  * sees a write past its end. cuda_step_begin packs their used parts into one pinned block and
  * starts one copy of it to the device's block, at whose beginning kernels find the view:
  *
- *   step_view | attention's units, tiles | token pos lang row_seq seq_first page ... redirect | drawn
- *   <--------------------------------- uploaded ------------------------------------>
+ *   step_view | attention's units, tiles | token pos lang row_seq seq_first page ... redirect |
+ *   drawn <--------------------------------- uploaded ------------------------------------>
  *
- * Only the view's own address is fixed, and that of drawn; the view says where the arrays are in this
- * step. Results are written by the kernels into a second pinned block, whose addresses the view has,
- * too: they are there when the event behind the step's work has been, and finish hands those out that
- * were asked for and computed. Behind them in that block is what is fetched, a copy each, in the same
- * wait.
+ * Only the view's own address is fixed, and that of drawn; the view says where the arrays are in
+ * this step. Results are written by the kernels into a second pinned block, whose addresses the
+ * view has, too: they are there when the event behind the step's work has been, and finish hands
+ * those out that were asked for and computed. Behind them in that block is what is fetched, a copy
+ * each, in the same wait.
  *
- * Twins have pinned blocks of their own each, and one device's block: what is uploaded for the one that
- * began second waits, in the stream, for the kernels of the first. A token that the first draws is then
- * on the device only: in drawn, which uploads leave alone. The few kilobytes of a step that is replayed as
- * a graph are copied by a kernel, which reads the host's memory itself: between kernels a copy by the
- * device's copying unit would hand the stream over to that and back. What is launched op by op
- * comes after a copy, so that no kernel of a step, even if it begins early, does so before its inputs are there. */
+ * Twins have pinned blocks of their own each, and one device's block: what is uploaded for the one
+ * that began second waits, in the stream, for the kernels of the first. A token that the first
+ * draws is then on the device only: in drawn, which uploads leave alone. The few kilobytes of a
+ * step that is replayed as a graph are copied by a kernel, which reads the host's memory itself:
+ * between kernels a copy by the device's copying unit would hand the stream over to that and back.
+ * What is launched op by op comes after a copy, so that no kernel of a step, even if it begins
+ * early, does so before its inputs are there. */
 #include "kernels/cuda/backend.cuh"
 
 #include <stdlib.h>
@@ -327,7 +328,8 @@ void cuda_step_free(struct backend *be, struct step *step)
 
 enum { UPLOAD_THREADS = 128 };
 
-/* n pieces of 16 bytes from the host's memory. Bytes: 16·n across the bus. Bound: one read's latency. */
+/* n pieces of 16 bytes from the host's memory. Bytes: 16·n across the bus. Bound: one read's
+ * latency. */
 __global__ void __launch_bounds__(UPLOAD_THREADS)
     upload_kernel(uint4 *to, const uint4 *from, unsigned n)
 {

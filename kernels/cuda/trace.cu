@@ -1,12 +1,13 @@
 /* Which op the device works on, for profilers, and how long each takes, for who has none.
  *
- * Ranges: under a tool that listens to NVTX (it sets NVTX_INJECTION64_PATH), the launches of an op lie in
- * a range named "linear rows=32 cols=3072 of 1024 bf16". Without one nothing is done.
+ * Ranges: under a tool that listens to NVTX (it sets NVTX_INJECTION64_PATH), the launches of an op
+ * lie in a range named "linear rows=32 cols=3072 of 1024 bf16". Without one nothing is done.
  *
- * Times: PKMSERVE_CUDA_TRACE=FILE records an event before and after each op and, when the backend is
- * closed, appends a JSON line for each op of each shape to FILE:
+ * Times: PKMSERVE_CUDA_TRACE=FILE records an event before and after each op and, when the backend
+ * is closed, appends a JSON line for each op of each shape to FILE:
  *
- *   {"part":"trace","op":"linear","rows":1,"cols":3072,"inner":1024,"dtype":"bf16","n":240,"us":3.1,"us_min":2.9}
+ *   {"part":"trace","op":"linear","rows":1,"cols":3072,"inner":1024,"dtype":"bf16","n":240,
+ *    "us":3.1,"us_min":2.9}
  *
  * us is the mean of n runs. "nothing" is what two events take with no op between them, and part of
  * every time. Steps run op by op then: events in a captured graph would not be these, and kernels

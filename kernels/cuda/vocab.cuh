@@ -1,10 +1,10 @@
 /* Rows of logits on the GPU: what the steps of outputs.cu's kernel share.
  *
- * A row is spread over many warps: each reads groups of 256 consecutive ids and leaves a group's largest
- * logit and sums in scratch. The last block of a row to arrive merges the groups in a fixed order,
- * and from then on reads only groups that can matter: whatever it looks for lies above some bound,
- * and a group whose largest logit is below the bound is skipped. So each logit is read once from
- * memory, and few of them again from the L2.
+ * A row is spread over many warps: each reads groups of 256 consecutive ids and leaves a group's
+ * largest logit and sums in scratch. The last block of a row to arrive merges the groups in a fixed
+ * order, and from then on reads only groups that can matter: whatever it looks for lies above some
+ * bound, and a group whose largest logit is below the bound is skipped. So each logit is read once
+ * from memory, and few of them again from the L2.
  *
  * An element (a token with its logit) is one 64-bit number that is larger the earlier the token
  * comes: the logit's bits, made to order like an integer, above n_vocab - 1 - id. Elements are

@@ -1,12 +1,13 @@
-/* Rows of logits on the GPU: lists of the best tokens, and the search for what does not fit in a list.
+/* Rows of logits on the GPU: lists of the best tokens, and the search for what does not fit in a
+ * list.
  *
  * The k best tokens (vocab_best): the k-th largest of the groups' maxima is a lower bound of the
  * k-th largest logit, and a sharp one while k is small against the number of groups. What is above
  * it is collected in shared memory (55 elements for k = 50 of 60 000 normally distributed ones) and
- * sorted. Where that does not fit, vocab_find searches: it cuts a range of elements in VOCAB_LIST parts, summing
- * a measure (how many, how much probability) of each in integers, until the part that holds the goal
- * fits in shared memory, as it nearly always does at once. Integers make every sum exact, whatever its
- * order. */
+ * sorted. Where that does not fit, vocab_find searches: it cuts a range of elements in VOCAB_LIST
+ * parts, summing a measure (how many, how much probability) of each in integers, until the part
+ * that holds the goal fits in shared memory, as it nearly always does at once. Integers make every
+ * sum exact, whatever its order. */
 #ifndef KERNELS_CUDA_VOCAB_LIST_CUH
 #define KERNELS_CUDA_VOCAB_LIST_CUH
 
@@ -53,8 +54,9 @@ __device__ __forceinline__ void vocab_visit(const struct vocab_row &row, uint32_
     }
 }
 
-/* Puts the elements that want(element, logit) into the list, in any order, of the groups that hold one of this key
- * or larger, and returns how many there are: more than VOCAB_LIST if they do not fit. */
+/* Puts the elements that want(element, logit) into the list, in any order, of the groups that hold
+ * one of this key or larger, and returns how many there are: more than VOCAB_LIST if they do not
+ * fit. */
 template <class Want>
 __device__ __forceinline__ int vocab_collect_if(const struct vocab_row &row, uint32_t key,
                                                 Want want)
@@ -174,8 +176,8 @@ __device__ VOCAB_CALLED struct vocab_border vocab_cross(int n, unsigned long lon
     return border;
 }
 
-/* How a range of elements is cut in VOCAB_LIST parts, the first elements first: by equal steps of the logit, or
- * where those are not finite, or equal, of the element. */
+/* How a range of elements is cut in VOCAB_LIST parts, the first elements first: by equal steps of
+ * the logit, or where those are not finite, or equal, of the element. */
 struct vocab_cut {
     vocab_element first, width;
     float max, rate; /* parts a unit of the logit; 0: by the element */
@@ -197,8 +199,8 @@ __device__ __forceinline__ int vocab_part(const struct vocab_cut &cut, vocab_ele
     return part < VOCAB_LIST ? part : VOCAB_LIST - 1;
 }
 
-/* The part at which the sum of the parts exceeds goal, or the last that has any; before: the sum of those before
- * it. */
+/* The part at which the sum of the parts exceeds goal, or the last that has any; before: the sum of
+ * those before it. */
 __device__ __forceinline__ int vocab_part_at(unsigned long long goal, unsigned long long *before)
 {
     struct vocab_shared *const s = vocab_shared_here();
@@ -229,8 +231,8 @@ __device__ __forceinline__ int vocab_part_at(unsigned long long goal, unsigned l
 }
 
 /* Among the elements from last up, the first at which the sum of measure(key) exceeds goal; if none
- * is, the last that has a measure. Some element must have one. The sums must fit in 64 bits. again: of a row, last and
- * measure as in the call before, whose sums may serve once more. */
+ * is, the last that has a measure. Some element must have one. The sums must fit in 64 bits. again:
+ * of a row, last and measure as in the call before, whose sums may serve once more. */
 template <class Measure>
 __device__ VOCAB_CALLED struct vocab_border vocab_find(struct vocab_row row, vocab_element last,
                                                        unsigned long long goal, Measure measure,

@@ -1,5 +1,5 @@
-/* Steps of backends whose device is the host: their arrays are read where the engine wrote them, and
- * every op has run to its end when it returns. */
+/* Steps of backends whose device is the host: their arrays are read where the engine wrote them,
+ * and every op has run to its end when it returns. */
 #include "kernels/host/host.h"
 
 #include <stdlib.h>

@@ -15,7 +15,8 @@ static float act_apply(enum act act, float x)
     UNREACHABLE();
 }
 
-/* Each sum in the order of the inputs; several at a time, as a sum of its own waits for each addition. */
+/* Each sum in the order of the inputs; several at a time, as a sum of its own waits for each
+ * addition. */
 enum { N_SUM = 8 };
 
 static void dots_float(float *sum, const float *in, const struct ref_weight *w, int64_t o,

@@ -1,4 +1,5 @@
-/* The reference backend: opening, the table, and steps with the working memory of ops. See ref.h. */
+/* The reference backend: opening, the table, and steps with the working memory of ops. See
+ * ref.h. */
 #include "kernels/ref/ref.h"
 
 #include <stdio.h>

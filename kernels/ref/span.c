@@ -24,7 +24,8 @@ static int64_t cached(const struct row_head *at, struct tensor pages, int u)
            at->head * at->d_head;
 }
 
-/* Sums that stand beside each other in memory, as none of them need wait for another; each has an order of its own. */
+/* Sums that stand beside each other in memory, as none of them need wait for another; each has an
+ * order of its own. */
 enum { N_SUM = 8 };
 
 /* The scores of the window's columns first .. first+n-1; column i is position pos - window + i. */

@@ -29,8 +29,8 @@ static double round_rows(struct ref_weight *w, float *scale)
     return whole > 0 ? sqrt(lost / whole) : 0;
 }
 
-/* Copies host as F32 values, rounded to BF16, F16 or INT8 where the weight is computed with in it. The
- * scales of an I8 weight follow its values. */
+/* Copies host as F32 values, rounded to BF16, F16 or INT8 where the weight is computed with in it.
+ * The scales of an I8 weight follow its values. */
 static enum err_code copy_values(struct ref_weight *w, const struct tensor *host,
                                  const struct weight_desc *desc, const char *name, struct err *err)
 {

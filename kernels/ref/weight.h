@@ -1,9 +1,9 @@
 /* The reference backend's weight, for the files of kernels/ref alone.
  *
- * Copied weights are held as F32 values in row order; a BF16 or F16 weight holds the rounded values,
- * which F32 represents exactly, an I8 weight whole numbers and the scales of its rows. A table that is
- * read in place keeps address, stride and type of its source, which may start at any byte offset of
- * a file: so elements are read through memcpy. */
+ * Copied weights are held as F32 values in row order; a BF16 or F16 weight holds the rounded
+ * values, which F32 represents exactly, an I8 weight whole numbers and the scales of its rows. A
+ * table that is read in place keeps address, stride and type of its source, which may start at any
+ * byte offset of a file: so elements are read through memcpy. */
 #ifndef KERNELS_REF_WEIGHT_H
 #define KERNELS_REF_WEIGHT_H
 

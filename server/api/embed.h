@@ -8,7 +8,8 @@
 /* One file; its path counts from the root of the repository. */
 #define EMBED_FILE(path) ".incbin \"" path "\"\n"
 
-/* Declares NAME_begin[], the bytes of the files one after the other, and NAME_bytes, how many they are. */
+/* Declares NAME_begin[], the bytes of the files one after the other, and NAME_bytes, how many they
+ * are. */
 #define EMBED(name, files)                                                                         \
     __asm__(".section .rodata\n"                                                                   \
             ".global " #name "_begin\n"                                                            \

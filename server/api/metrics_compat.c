@@ -9,9 +9,9 @@
 
 #include <string.h>
 
-/* Each sample of vLLM's carries the model's name, OPTIONS_MODEL_NAME_MAX bytes at most, which its quotation marks
- * double. With every third bound, or one in so many bytes of labels, there is room for them and all of our own
- * within the contract's 64 KiB. */
+/* Each sample of vLLM's carries the model's name, OPTIONS_MODEL_NAME_MAX bytes at most, which its
+ * quotation marks double. With every third bound, or one in so many bytes of labels, there is room
+ * for them and all of our own within the contract's 64 KiB. */
 enum { COMPAT_VLLM_EVERY = 3, COMPAT_VLLM_LABEL_BYTES = 16 };
 
 struct compat_histogram {

@@ -200,8 +200,8 @@ static void write_model(struct text *out, struct server *server, struct engine *
                 limits->backend.fast_math ? "off" : "on");
 }
 
-/* Requests by overlay: of the first OVERLAY_LABELS names, and of all others together, because /metrics has
- * a bound; and how much of what requests with overlays read came from them. */
+/* Requests by overlay: of the first OVERLAY_LABELS names, and of all others together, because
+ * /metrics has a bound; and how much of what requests with overlays read came from them. */
 static void write_overlays(struct text *out, struct engine *engine)
 {
     enum { OVERLAY_LABELS = 32 };

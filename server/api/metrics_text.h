@@ -1,5 +1,6 @@
-/* The text of GET /metrics: the counters of the front end (metrics.h), the engine's (engine/stats.h),
- * the model, the process, and on request the names of other servers (metrics_compat.h). */
+/* The text of GET /metrics: the counters of the front end (metrics.h), the engine's
+ * (engine/stats.h), the model, the process, and on request the names of other servers
+ * (metrics_compat.h). */
 #ifndef SERVER_METRICS_TEXT_H
 #define SERVER_METRICS_TEXT_H
 

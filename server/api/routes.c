@@ -455,7 +455,8 @@ static void routes_unknown(struct exchange *x)
 
 /* How long the request may take, without parsing its JSON: for a request that has waited for a
  * thread to read it. If timeout_ms occurs several times, the longest counts; in a text the quotes
- * would be escaped. What is not written in digits alone, or is 0, is left to whoever reads the body. */
+ * would be escaped. What is not written in digits alone, or is 0, is left to whoever reads the
+ * body. */
 static int64_t routes_patience_ms(const struct server *server, const struct exchange *x)
 {
     static const char name[] = "\"timeout_ms\"";

@@ -140,8 +140,8 @@ static enum err_code run_prefill(const struct bench *bench, const struct kind *k
     return code;
 }
 
-/* One token of each of the first n_seq sequences, at each of DECODE_STEPS positions. On a device that
- * runs ahead a step begins before the one before is finished, as in the engine. */
+/* One token of each of the first n_seq sequences, at each of DECODE_STEPS positions. On a device
+ * that runs ahead a step begins before the one before is finished, as in the engine. */
 static enum err_code run_decode(const struct bench *bench, const struct kind *kind, uint64_t *hash,
                                 struct err *err)
 {

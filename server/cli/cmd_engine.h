@@ -68,7 +68,8 @@ enum err_code cmd_put_ablate(struct text *body, const struct options *options, s
 
 /* The files that options name, [*n]; none is standard input, "-". */
 const char *const *cmd_paths(const struct options *options, int *n);
-/* Before work that takes long: whether the file of an option can be written and is none of cmd_paths. */
+/* Before work that takes long: whether the file of an option can be written and is none of
+ * cmd_paths. */
 enum err_code cmd_check_output(const char *option, const char *path, const struct options *options,
                                struct err *err);
 /* Makes the n files the documents of a /score request, in windows as options say. score_free ends

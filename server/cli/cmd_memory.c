@@ -1,5 +1,6 @@
-/* `pkmserve memory add`, `rank` and `hot`: what files of counts tell. See models/counts.h for the files;
- * cmd_memory_count.c makes them. The lists of slots that rank and hot write are safetensors files:
+/* `pkmserve memory add`, `rank` and `hot`: what files of counts tell. See models/counts.h for the
+ * files; cmd_memory_count.c makes them. The lists of slots that rank and hot write are safetensors
+ * files:
  *   memories.I.slots   I32 [n] ascending, of the table that memory I owns
  *   memories.I.score   F64 [n] by which they were chosen: rank's score, or hot's number of reads
  * with the metadata format, SLOTS_FORMAT, model, as in the counts, and by. */

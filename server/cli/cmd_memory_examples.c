@@ -1,6 +1,6 @@
-/* `pkmserve memory examples`: for each of some slots the places of texts where it has the largest weight,
- * with the words around them. A place is a position of a text in one memory; its weight is the sum over
- * the heads that read the slot there, which is what its value row is multiplied by. */
+/* `pkmserve memory examples`: for each of some slots the places of texts where it has the largest
+ * weight, with the words around them. A place is a position of a text in one memory; its weight is
+ * the sum over the heads that read the slot there, which is what its value row is multiplied by. */
 #include "server/cli/texts.h"
 
 #include "server/json/json.h"

@@ -192,8 +192,8 @@ static void products_add(struct products *sum, const struct inspection *it,
     }
 }
 
-/* A row with an expert is one vector of both. change and cosine mean nothing without a base. table: of the
- * values and of the experts, NULL = the base is not known; scratch: [2 * width]. */
+/* A row with an expert is one vector of both. change and cosine mean nothing without a base. table:
+ * of the values and of the experts, NULL = the base is not known; scratch: [2 * width]. */
 static struct row row_of(const struct inspection *it, const struct overlay_memory *part, int64_t i,
                          const struct table *table, float *scratch, int64_t width)
 {

@@ -1,4 +1,5 @@
-/* `pkmserve memory diff` and `apply`: from two models to an overlay, and from an overlay to a model. */
+/* `pkmserve memory diff` and `apply`: from two models to an overlay, and from an overlay to a
+ * model. */
 #include "models/overlay_apply.h"
 #include "models/overlay_diff.h"
 #include "server/cli/cmd.h"

@@ -229,8 +229,8 @@ static int64_t place_of(const struct faults *faults, int64_t *number)
     return -1;
 }
 
-/* Whether the next fault is about line number of that file, of any line if 0. Its directory may be spelled in
- * another way if no other input has the same last part. */
+/* Whether the next fault is about line number of that file, of any line if 0. Its directory may be
+ * spelled in another way if no other input has the same last part. */
 static bool is_about(const struct faults *faults, const struct jsonl_in *in, int file,
                      int64_t number)
 {

@@ -19,7 +19,8 @@ enum {
     PATH_BYTES = OPTIONS_PATH_MAX + 512,
 };
 
-/* ---- the sum of a model ------------------------------------------------------------------------ */
+/* ---- the sum of a model
+ * ------------------------------------------------------------------------ */
 
 static bool ends_in(const char *name, const char *ending)
 {
@@ -115,7 +116,8 @@ static enum err_code sum_model(char hex[SHA256_HEX], const struct options *optio
     return code;
 }
 
-/* ---- making ------------------------------------------------------------------------------------ */
+/* ---- making
+ * ------------------------------------------------------------------------------------ */
 
 enum err_code jsonl_record_make(struct text *record, const char *doing,
                                 const struct options *options, const struct text *defaults,
@@ -142,7 +144,8 @@ enum err_code jsonl_record_make(struct text *record, const char *doing,
                           : ERR_OK;
 }
 
-/* ---- comparing --------------------------------------------------------------------------------- */
+/* ---- comparing
+ * --------------------------------------------------------------------------------- */
 
 enum line { LINE_COMMAND, LINE_MODEL, LINE_OPTIONS, LINE_INPUT, LINE_SHARD, N_LINE };
 
@@ -228,7 +231,8 @@ enum err_code jsonl_record_compare(const struct text *record, const char *other,
                : (is_own ? differ(path, true, "another command or shard", err) : ERR_OK);
 }
 
-/* ---- files ------------------------------------------------------------------------------------- */
+/* ---- files
+ * ------------------------------------------------------------------------------------- */
 
 /* Reads the record that is there and compares it; a missing or empty file is accepted. */
 static enum err_code compare_file(const struct text *record, const char *path, bool is_own,

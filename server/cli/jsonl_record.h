@@ -16,10 +16,10 @@
 
 enum { RECORD_BYTES_MAX = 1 << 16 };
 
-/* The record of this run; doing: "scoring" or "generating"; defaults: what the options say about every request. ERR_IO names a file of
- * the model that cannot be read. The sum is of the names and sizes of the model's files
- * and of their bytes, of a file above 64 MiB of samples: there two models may differ in a few rows unseen,
- * unless each has a model.sha256. */
+/* The record of this run; doing: "scoring" or "generating"; defaults: what the options say about
+ * every request. ERR_IO names a file of the model that cannot be read. The sum is of the names and
+ * sizes of the model's files and of their bytes, of a file above 64 MiB of samples: there two
+ * models may differ in a few rows unseen, unless each has a model.sha256. */
 enum err_code jsonl_record_make(struct text *record, const char *doing,
                                 const struct options *options, const struct text *defaults,
                                 const struct jsonl_in *in, struct err *err);
@@ -28,8 +28,8 @@ enum err_code jsonl_record_make(struct text *record, const char *doing,
  * shard of the same corpus. ERR_FORMAT says how they differ. */
 enum err_code jsonl_record_compare(const struct text *record, const char *other, size_t bytes,
                                    bool is_own, const char *path, struct err *err);
-/* Compares with the records that are there: of the output, if it is resumed, and of other shards. This and
- * the next do nothing for an output that is no regular file. */
+/* Compares with the records that are there: of the output, if it is resumed, and of other shards.
+ * This and the next do nothing for an output that is no regular file. */
 enum err_code jsonl_record_check(const struct text *record, const struct jsonl_out *out,
                                  bool resume, struct err *err);
 /* Writes the record. */

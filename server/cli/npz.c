@@ -1,5 +1,6 @@
-/* Writes .npz files: see npz.h. The format of ZIP's headers is PKWARE's APPNOTE.TXT, sections 4.3.7,
- * 4.3.12 and 4.3.16; that of .npy files NumPy's NEP 1. Sizes have 32 bits, as the plain format says. */
+/* Writes .npz files: see npz.h. The format of ZIP's headers is PKWARE's APPNOTE.TXT, sections
+ * 4.3.7, 4.3.12 and 4.3.16; that of .npy files NumPy's NEP 1. Sizes have 32 bits, as the plain
+ * format says. */
 #include "server/cli/npz.h"
 
 #include <errno.h>

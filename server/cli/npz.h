@@ -1,4 +1,5 @@
-/* Arrays as NumPy reads them with numpy.load: an uncompressed .npz file, a ZIP archive of .npy files. */
+/* Arrays as NumPy reads them with numpy.load: an uncompressed .npz file, a ZIP archive of .npy
+ * files. */
 #ifndef SERVER_NPZ_H
 #define SERVER_NPZ_H
 
@@ -22,8 +23,8 @@ struct npz {
 
 /* Errors name the file. The file must be closed in either case. */
 enum err_code npz_open(struct npz *npz, const char *path, struct err *err);
-/* Adds an array of 4-byte elements, of type "<i4" or "<f4", in pieces: begin, then its elements in C
- * order, then end. */
+/* Adds an array of 4-byte elements, of type "<i4" or "<f4", in pieces: begin, then its elements in
+ * C order, then end. */
 enum err_code npz_begin(struct npz *npz, const char *name, const char *type, const int64_t *dim,
                         int n_dim, struct err *err);
 void npz_add(struct npz *npz, const void *data, int64_t n);

@@ -99,8 +99,8 @@ bool generate_write_event(struct text *out, const struct generate_job *job,
                           const struct generate_event *event, const struct api_limits *limits,
                           const struct answer_meta *meta, struct api_error *error);
 
-/* Writes the whole answer, in pieces if need be: items from *item on until out holds enough bytes. It is
- * complete when *item is the number of items. */
+/* Writes the whole answer, in pieces if need be: items from *item on until out holds enough bytes.
+ * It is complete when *item is the number of items. */
 bool generate_write_items(struct text *out, const struct generate_job *job, int *item,
                           size_t enough, const struct api_limits *limits,
                           const struct answer_meta *meta, struct api_error *error);

@@ -197,8 +197,8 @@ static bool write_prompt_logprobs(struct text *out, const struct generate_job *j
 
 /* ---- one choice ---------------------------------------------------------------------------- */
 
-/* Text and log-probabilities of the echoed prompt. A BOS that the server put in front is no token of
- * the prompt: who counts tokens, as lm-eval does, would read one too far to the left. */
+/* Text and log-probabilities of the echoed prompt. A BOS that the server put in front is no token
+ * of the prompt: who counts tokens, as lm-eval does, would read one too far to the left. */
 static bool walk_echo(struct text *text, struct openai_lists *lists, int index,
                       const struct api_limits *limits, struct api_error *error)
 {

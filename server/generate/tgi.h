@@ -2,10 +2,10 @@
  * "parameters".
  *
  * Its rules where they differ from ours: without "parameters" tokens are drawn, with them only if
- * do_sample is true or one of temperature, top_k, top_p and typical_p says how, else the likeliest is taken; a
- * stop string stays at the end of the text; streams have no [DONE]; errors are {"error",
- * "error_type"}. truncate keeps the last tokens of a prompt. What would be marked or adapted is refused
- * by name. */
+ * do_sample is true or one of temperature, top_k, top_p and typical_p says how, else the likeliest
+ * is taken; a stop string stays at the end of the text; streams have no [DONE]; errors are
+ * {"error", "error_type"}. truncate keeps the last tokens of a prompt. What would be marked or
+ * adapted is refused by name. */
 #ifndef SERVER_TGI_H
 #define SERVER_TGI_H
 

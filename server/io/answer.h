@@ -18,7 +18,8 @@ struct answer_meta {
                                               * none */
 };
 
-/* "id", "object", "created", "model", in the contract's order, and "overlay" where there are some. */
+/* "id", "object", "created", "model", in the contract's order, and "overlay" where there are
+ * some. */
 void answer_head(struct text *out, const struct answer_meta *meta, const char *object);
 /* "usage". Cached tokens are the prompt tokens that did not have to be computed, because an earlier
  * text had them; of the samples of a prompt the first counts, as the prompt itself counts once.
@@ -35,9 +36,11 @@ struct answer_times answer_times_of(const struct request *request, int64_t begin
 void answer_timings(struct text *out, const struct request *request, int64_t begin_us,
                     int64_t n_prompt, int64_t n_decoded);
 
-/* Whether an item did not end well. Then the answer is an error, and the other items are cancelled. */
+/* Whether an item did not end well. Then the answer is an error, and the other items are
+ * cancelled. */
 bool answer_end_failed(struct request *request);
-/* The error of the first item for which the engine failed, or else that did not end well. true: all did. */
+/* The error of the first item for which the engine failed, or else that did not end well. true: all
+ * did. */
 bool answer_check(const struct request *request, struct api_error *error);
 
 /* ---- tokens -------------------------------------------------------------------------------- */
@@ -92,7 +95,8 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
 
 /* ---- memory traces ---------------------------------------------------------------------- */
 
-/* Look-ups whose statistics take a thread some 20 ms: where a piece of an answer has so many, it is long enough. */
+/* Look-ups whose statistics take a thread some 20 ms: where a piece of an answer has so many, it is
+ * long enough. */
 enum { ANSWER_PIECE_LOOKUPS = 1 << 20 };
 
 /* Of all memories, for one item; 0 where none were kept. */

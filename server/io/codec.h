@@ -19,12 +19,12 @@ enum codec codec_of_name(const char *path);
 
 struct codec_reader;
 
-/* Reads the descriptor, which stays the caller's, from where it stands. CODEC_DETECT looks at the first
- * bytes. path is borrowed, for errors. ERR_MEMORY; ERR_UNSUPPORTED without the libraries. */
+/* Reads the descriptor, which stays the caller's, from where it stands. CODEC_DETECT looks at the
+ * first bytes. path is borrowed, for errors. ERR_MEMORY; ERR_UNSUPPORTED without the libraries. */
 enum err_code codec_reader_open(struct codec_reader **reader, int fd, enum codec codec,
                                 const char *path, struct err *err);
-/* At least one byte, or *got == 0 at the end. Never reads over the end of a member. ERR_IO; ERR_FORMAT:
- * damaged, or cut off in a member, which codec_is_torn tells. */
+/* At least one byte, or *got == 0 at the end. Never reads over the end of a member. ERR_IO;
+ * ERR_FORMAT: damaged, or cut off in a member, which codec_is_torn tells. */
 enum err_code codec_read(struct codec_reader *reader, char *data, size_t n, size_t *got,
                          struct err *err);
 bool codec_is_torn(const struct codec_reader *reader);

@@ -107,7 +107,8 @@ bool input_add_marks(struct input *input, const char *place, struct input_marks 
 bool input_ids(const struct json_t *value, const char *place, const struct input_limit *tokens,
                int n_vocab, int32_t **ids, int64_t *n_ids, struct api_error *error);
 
-/* A limit is exceeded: n items where items are the most, or more tokens than that. Both return false. */
+/* A limit is exceeded: n items where items are the most, or more tokens than that. Both return
+ * false. */
 bool input_too_many_items(struct api_error *error, const char *param, size_t n,
                           struct input_limit items);
 bool input_too_many_tokens(struct api_error *error, const char *param, struct input_limit tokens);

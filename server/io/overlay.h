@@ -5,9 +5,9 @@
 #include "server/io/input.h"
 #include "server/json/text.h"
 
-/* Takes the newest versions of what the request asks for: a name or a list of names in "overlay", the name
- * behind the colon in "model", and what limits->binding adds to each request of its key. *taken is empty
- * where there is none; overlays_drop ends it, until a request takes it. */
+/* Takes the newest versions of what the request asks for: a name or a list of names in "overlay",
+ * the name behind the colon in "model", and what limits->binding adds to each request of its key.
+ * *taken is empty where there is none; overlays_drop ends it, until a request takes it. */
 void overlay_read(struct fields *fields, const struct api_limits *limits,
                   struct request_overlays *taken);
 /* Moves what was taken into the request. */

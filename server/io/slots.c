@@ -1,7 +1,7 @@
 /* Slot traces in requests and answers: see slots.h.
  *
- * The engine keeps the look-ups of each memory by itself, [position][head][k]; a block joins memories of
- * the same shape, [position][memory][head][k], little-endian, in base64. */
+ * The engine keeps the look-ups of each memory by itself, [position][head][k]; a block joins
+ * memories of the same shape, [position][memory][head][k], little-endian, in base64. */
 #include "server/io/slots.h"
 
 #include "engine/pkm_stats.h"

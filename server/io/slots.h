@@ -1,5 +1,5 @@
-/* "memory": "slots", which slots the positions of a text read: the field "memory_slots" of requests, and
- * the blocks of answers. */
+/* "memory": "slots", which slots the positions of a text read: the field "memory_slots" of
+ * requests, and the blocks of answers. */
 #ifndef SERVER_SLOTS_H
 #define SERVER_SLOTS_H
 
@@ -21,7 +21,8 @@ void slots_read(struct fields *fields, const struct api_limits *limits, enum inp
                 struct slots_wish *wish);
 /* Bytes of what is sent about a text of n positions: its arrays, before base64. */
 int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n);
-/* The slots of this request take these bytes or more, above the limit: sets the error. Returns false. */
+/* The slots of this request take these bytes or more, above the limit: sets the error. Returns
+ * false. */
 bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_limits *limits);
 /* The bytes that these take in an answer, in base64: to be counted with its results. */
 static inline int64_t slots_text_bytes(int64_t bytes)
@@ -32,8 +33,9 @@ static inline int64_t slots_text_bytes(int64_t bytes)
 /* The position of the text that the item's trace begins with. */
 int64_t slots_first(const struct request *request, const struct item *item);
 
-/* "slots":[...], a block for each shape of memory: positions from .. end-1 of the item's text, as far as
- * they are wanted, which the engine has traced. Without any, nothing if is_part, else empty. false: error. */
+/* "slots":[...], a block for each shape of memory: positions from .. end-1 of the item's text, as
+ * far as they are wanted, which the engine has traced. Without any, nothing if is_part, else empty.
+ * false: error. */
 bool slots_write(struct text *out, const struct request *request, const struct item *item,
                  const struct model_info *info, const struct slots_wish *wish, int64_t from,
                  int64_t end, bool is_part, struct api_error *error);

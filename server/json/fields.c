@@ -11,7 +11,8 @@
 
 /* ---- one object ---------------------------------------------------------------------------- */
 
-/* The name in front of the number that ends at byte at; "" if it stands in a list or the name is long. */
+/* The name in front of the number that ends at byte at; "" if it stands in a list or the name is
+ * long. */
 static void fields_name_before(char name[48], const char *body, size_t at)
 {
     name[0] = '\0';

@@ -40,8 +40,8 @@ void fields_close(struct fields *fields);
  * absent or null, or no object, which is an error. */
 bool fields_open_in(struct fields *inner, struct fields *fields, const char *name);
 
-/* The value of name, or NULL if it is absent or null and has no default. alias may be NULL; both given
- * is an error. */
+/* The value of name, or NULL if it is absent or null and has no default. alias may be NULL; both
+ * given is an error. */
 struct json_t *fields_get(struct fields *fields, const char *name, const char *alias);
 /* Whether name has a value; used to tell dialects apart, so it does not count as asking for the
  * field. If the value is null, the field is not reported as ignored. */
@@ -75,8 +75,8 @@ const char *fields_string(struct fields *fields, const char *name, const char *a
 /* The same of a value: NULL if it is no string or holds U+0000. */
 const char *fields_word(const struct json_t *value);
 
-/* A text, which may hold U+0000: *text is borrowed from fields, NULL if it is absent or no string, which
- * is an error. */
+/* A text, which may hold U+0000: *text is borrowed from fields, NULL if it is absent or no string,
+ * which is an error. */
 void fields_text(struct fields *fields, const char *name, const char **text, size_t *bytes);
 
 /* "a list", "a string", ...: what a value is, for messages. */

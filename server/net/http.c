@@ -423,9 +423,10 @@ void http_refuse_connections(struct http *http)
     pthread_mutex_lock(&http->listen_mutex);
     if (!http->refuses) {
         http->refuses = true;
-        /* Closes the socket. The library keeps its descriptor, at which no connection comes any more; stopped, it
-         * closes that. MHD_quiesce_daemon would end the process where a thread of the library stops listening in the
-         * same moment (0.9.75: its second removal from an epoll set fails, which it takes for a bug). */
+        /* Closes the socket. The library keeps its descriptor, at which no connection comes any
+         * more; stopped, it closes that. MHD_quiesce_daemon would end the process where a thread of
+         * the library stops listening in the same moment (0.9.75: its second removal from an epoll
+         * set fails, which it takes for a bug). */
         CHECK(dup3(http->silent_fd, http->listen_fd, O_CLOEXEC) == http->listen_fd);
     }
     pthread_mutex_unlock(&http->listen_mutex);

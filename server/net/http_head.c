@@ -1,5 +1,5 @@
-/* The head of a request: what the library read becomes an exchange, and what the head alone decides is
- * decided. See http.h. */
+/* The head of a request: what the library read becomes an exchange, and what the head alone decides
+ * is decided. See http.h. */
 #include "engine/clock.h"
 #include "server/net/head.h"
 #include "server/net/http_inside.h"

@@ -28,7 +28,8 @@ struct http {
     pthread_mutex_t listen_mutex; /* guards refuses */
     bool refuses;                 /* no connection is accepted any more */
     int listen_fd;                /* the daemon's, once there is one */
-    int silent_fd; /* takes its place when no connection is to be accepted any more: nothing comes there */
+    int silent_fd; /* takes its place when no connection is to be accepted any more: nothing comes
+                    * there */
     int port;
     atomic_llong n_shed;       /* connections closed for want of descriptors */
     atomic_llong shed_told_us; /* when the log was last told so */

@@ -1,7 +1,7 @@
 /* Who may ask: the API keys of --api-key-file, and what a request's head says of its sender.
  *
- * The file has one key per line, and behind it, after a blank, the overlays that it is bound to, separated
- * by commas; blank lines and lines that begin with # are left out. It is read
+ * The file has one key per line, and behind it, after a blank, the overlays that it is bound to,
+ * separated by commas; blank lines and lines that begin with # are left out. It is read
  * at start and again after SIGHUP; a file that cannot be taken then leaves the old keys in force.
  * Keys are compared in a time that depends on their number alone. */
 #ifndef SERVER_KEYS_H
@@ -32,13 +32,13 @@ enum err_code keys_reload(struct keys *keys, int *n, struct err *err);
 /* The number of keys now. Any thread. */
 int keys_n(struct keys *keys);
 
-/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Then *client is
- * that key's number, 1 or more: no other key has it as long as the program runs, also after a
+/* Whether an Authorization header (NULL = none) names one of the keys: "Bearer KEY". Then *client
+ * is that key's number, 1 or more: no other key has it as long as the program runs, also after a
  * reload. Any thread. */
 bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client);
 
-/* The overlays that the key with this number is bound to; n 0 = none, or there is no such key any more.
- * Any thread. */
+/* The overlays that the key with this number is bound to; n 0 = none, or there is no such key any
+ * more. Any thread. */
 void keys_binding(struct keys *keys, uint64_t client, struct overlay_names *binding);
 
 /* A number that stands for a key or an address. */

@@ -11,9 +11,9 @@
 enum err_code listen_open(int *listen_fd, int *bound_port, const char *host, int port,
                           struct err *err);
 
-/* Whether a descriptor is left. A connection that took the last one must be closed: as long as one is
- * free, whoever waits can be accepted. Else the listening socket would stay readable, and its threads
- * would try to accept again and again. */
+/* Whether a descriptor is left. A connection that took the last one must be closed: as long as one
+ * is free, whoever waits can be accepted. Else the listening socket would stay readable, and its
+ * threads would try to accept again and again. */
 bool listen_has_descriptor(void);
 
 /* Raises the limit of open files for n_conn connections, if that is needed and allowed. */

@@ -23,7 +23,8 @@ struct proxies {
     int n; /* 0 = no proxy is trusted */
 };
 
-/* Reads "10.0.0.0/8,fd00::/8,192.0.2.7"; "" is none. ERR_ARGUMENT names the part that is no range. */
+/* Reads "10.0.0.0/8,fd00::/8,192.0.2.7"; "" is none. ERR_ARGUMENT names the part that is no
+ * range. */
 enum err_code proxies_parse(struct proxies *proxies, const char *list, struct err *err);
 
 /* The client's address: going back from the peer through X-Forwarded-For (NULL = none), the first

@@ -25,7 +25,7 @@ enum {
     WATCH_CLOSE_WAIT = 8, /* TCP_CLOSE_WAIT, which the header with tcpi_state does not name */
     WATCH_LINGER_S = 5,   /* for a refused client to stop sending and read why */
     WATCH_READ_US =
-        1000000, /* in which nobody gives up results that others want, for its client to read them */
+        1000000, /* for a client to read results that others want: nobody gives them up */
 };
 
 enum conn_state { CONN_FREE, CONN_HEAD, CONN_BODY, CONN_REFUSED, CONN_ANSWER, CONN_IDLE };
@@ -226,8 +226,8 @@ void watch_end(struct watch_conn *conn, const struct api_error *error)
     pthread_mutex_unlock(&conn->mutex);
 }
 
-/* Bytes of results, or of traces, of a request that was over a while ago and whose answer is not read yet.
- * Under the mutex. */
+/* Bytes of results, or of traces, of a request that was over a while ago and whose answer is not
+ * read yet. Under the mutex. */
 static int64_t watch_unread(const struct watch_conn *conn, bool traces, int64_t now_us)
 {
     const struct request *const request =
@@ -379,8 +379,8 @@ static void watch_left(struct watch_conn *conn)
     }
 }
 
-/* A kept-alive connection has the keep-alive time until the next head's first byte. The library does
- * not say when that comes, the kernel's counter does. Under the mutex, while IDLE. */
+/* A kept-alive connection has the keep-alive time until the next head's first byte. The library
+ * does not say when that comes, the kernel's counter does. Under the mutex, while IDLE. */
 static void watch_kept(struct watch_conn *conn, const struct tcp_info *info, int64_t now_us)
 {
     const uint64_t bytes = info->tcpi_bytes_received;
@@ -392,9 +392,9 @@ static void watch_kept(struct watch_conn *conn, const struct tcp_info *info, int
     }
 }
 
-/* Whether the client sends no more, and the library, which has read all, did not see it: after a read that
- * returned less than asked for, it waits for an event, but the end came with the last bytes' event. At a second
- * look, so that it has the time to see it. Under the mutex. */
+/* Whether the client sends no more, and the library, which has read all, did not see it: after a
+ * read that returned less than asked for, it waits for an event, but the end came with the last
+ * bytes' event. At a second look, so that it has the time to see it. Under the mutex. */
 static bool watch_missed_end(struct watch_conn *conn, const struct tcp_info *info)
 {
     int unread = 0;
@@ -460,8 +460,9 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
                             "the request's body did not arrive within %d s",
                             config->body_timeout_s);
         watch_refuse_locked(conn, &error);
-    } else { /* a slow head, a kept connection that nobody uses, or a refused client that goes on sending:
-              * shutting the socket makes the library see the end, with an event of its own */
+    } else { /* a slow head, a kept connection that nobody uses, or a refused client that goes on
+              * sending: shutting the socket makes the library see the end, with an event of its
+              * own */
         conn->deadline_us = 0;
         (void)shutdown(conn->fd, SHUT_RDWR);
     }

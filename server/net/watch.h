@@ -1,9 +1,10 @@
 /* Watches the connections that the HTTP library does not: sleeping ones and slow ones.
  *
  * Found by trying: a suspended connection is not polled, so nobody sees that its client leaves; the
- * library's timeout counts inactivity of any kind, so one header line per second keeps a connection open
- * for ever, and a slow body is cut off without an answer: that timeout is off. One thread here owns an epoll set with EPOLLRDHUP on the sockets of sleeping exchanges, and
- * every quarter of a second looks at all deadlines.
+ * library's timeout counts inactivity of any kind, so one header line per second keeps a connection
+ * open for ever, and a slow body is cut off without an answer: that timeout is off. One thread here
+ * owns an epoll set with EPOLLRDHUP on the sockets of sleeping exchanges, and every quarter of a
+ * second looks at all deadlines.
  *
  * Each connection has an entry of a table that lives as long as the server, and the entry's mutex
  * guards its fields. Sleeping and waking use a protocol of flags: the http thread suspends and sets
@@ -53,13 +54,13 @@ void watch_idle(struct watch_conn *conn);                     /* the answer is o
  * watch_body and watch_answer. */
 void watch_refuse(struct watch_conn *conn, const struct api_error *error);
 bool watch_refused(struct watch_conn *conn);
-/* Ends the exchange for a reason of the server's: while its body comes as watch_refuse, later by hanging
- * up, and then x->end_code is error's code. */
+/* Ends the exchange for a reason of the server's: while its body comes as watch_refuse, later by
+ * hanging up, and then x->end_code is error's code. */
 void watch_end(struct watch_conn *conn, const struct api_error *error);
 
-/* Ends answers whose results were complete a while ago and are not read, until bytes of results, or with
- * traces of memory traces, become free: as budget.h says, those first who hold most. Results then count no
- * more (request_uncount). */
+/* Ends answers whose results were complete a while ago and are not read, until bytes of results, or
+ * with traces of memory traces, become free: as budget.h says, those first who hold most. Results
+ * then count no more (request_uncount). */
 void watch_relieve(struct watch *watch, bool traces, int64_t bytes);
 
 /* Sleeps unless woken since the last call; true if the connection is suspended now. */

@@ -209,8 +209,8 @@ void options_help(FILE *out, unsigned command);
 /* Lists the commands of two words that begin with word. false: there is none. */
 bool options_help_group(FILE *out, const char *word);
 
-/* Writes the manual page ("man"), or the completions of a shell ("bash", "zsh", "fish"). false: kind is none
- * of them. */
+/* Writes the manual page ("man"), or the completions of a shell ("bash", "zsh", "fish"). false:
+ * kind is none of them. */
 bool options_document(FILE *out, const char *kind);
 
 /* The command whose name is nearest to what was typed, or NULL if none is near. */

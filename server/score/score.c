@@ -40,8 +40,8 @@ void score_figures_derive(struct score_figures *f)
     f->word_perplexity = has_words ? exp(nll / (double)f->n_words) : (double)NAN;
 }
 
-/* What the ids of a continuation add to the text of the context's. Tokens with the id between, -1 for
- * none, become line feeds. */
+/* What the ids of a continuation add to the text of the context's. Tokens with the id between, -1
+ * for none, become line feeds. */
 static bool ending_text(struct text *out, const struct input *input, const struct item *item,
                         int64_t first, int32_t between, const struct tokenizer *tokenizer,
                         struct api_error *error)

@@ -158,7 +158,8 @@ void score_ranking_add(struct score_ranking *ranking, int result,
 
 /* ---- the answer (score_write.c) ------------------------------------------------------------- */
 
-/* Reads a list like "perplexity,n_unk". ERR_ARGUMENT names the first that is no field of a result. */
+/* Reads a list like "perplexity,n_unk". ERR_ARGUMENT names the first that is no field of a
+ * result. */
 enum err_code score_fields_read(uint64_t *fields, const char *list, struct err *err);
 
 /* Writes results one after another, in pieces if need be. */
@@ -190,8 +191,8 @@ bool score_writer_next(struct score_writer *writer, struct text *out, size_t eno
 void score_writer_tail(struct score_writer *writer, struct text *out,
                        const struct answer_meta *meta);
 
-/* The whole answer in pieces: goes on with it until out holds enough bytes. *done: it is complete. false:
- * an item failed, or there is no memory; what was written is useless. */
+/* The whole answer in pieces: goes on with it until out holds enough bytes. *done: it is complete.
+ * false: an item failed, or there is no memory; what was written is useless. */
 bool score_write_piece(struct score_writer *writer, struct text *out, size_t enough,
                        const struct answer_meta *meta, bool *done, struct api_error *error);
 /* The whole answer. false: an item failed; what was written is useless. */

@@ -39,7 +39,8 @@ bool score_join(struct input *input, const char *const part[2], const size_t byt
     return true;
 }
 
-/* ---- the sides of a pair ---------------------------------------------------------------------- */
+/* ---- the sides of a pair
+ * ---------------------------------------------------------------------- */
 
 /* Where in the body: "pairs[3].context" of the field "pairs". */
 struct place {

@@ -1,14 +1,16 @@
-/* How a text is cut for scoring: windows of the request's own, or as one of the evaluators does that
- * published figures come from ("windows" of /score, --windows of the command line). What each of
- * them does, with its source, and which of its figures come out, is said in server/SCORING.md.
+/* How a text is cut for scoring: windows of the request's own, or as one of the evaluators does
+ * that published figures come from ("windows" of /score, --windows of the command line). What each
+ * of them does, with its source, and which of its figures come out, is said in server/SCORING.md.
  *
  *   lm-eval        lm-evaluation-harness's API models: windows of max_length - 2 positions, the
  *                  prefix token first, contexts without BOS
  *   xlm            the evaluator of XLM: one stream, padded in front with the end token, in blocks of
  *                  bptt tokens that each begin anew and whose first token is not predicted
- *   adaptive-span  the evaluator of adaptive-span: the stream in batch_size equal rows, each read from
+ *   adaptive-span  the evaluator of adaptive-span: the stream in batch_size equal rows, each read
+ *   from
  *                  an empty cache in steps of bptt tokens, without what is left over
- *   sparse-memory-lm  its author's evaluation: the stream in windows of the context's length that each
+ *   sparse-memory-lm  its author's evaluation: the stream in windows of the context's length that
+ *   each
  *                  begin anew with the token that the one before predicted last */
 #include "server/score/score.h"
 

@@ -37,8 +37,8 @@ void *sync_new(void)
 
 /* ---- who is next ---------------------------------------------------------------------------- */
 
-/* The first at or after a random place: after a gap more often than elsewhere, which no test minds, and in a
- * tenth of the time of an even choice. */
+/* The first at or after a random place: after a gap more often than elsewhere, which no test minds,
+ * and in a tenth of the time of an even choice. */
 int bit_choose_random(unsigned int bits)
 {
     const auto from = static_cast<unsigned int>(random_next() >> 59);

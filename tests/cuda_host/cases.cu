@@ -177,7 +177,8 @@ __global__ void round_pairs(uint32_t *pair, float *wide, const float *x)
     wide[threadIdx.x] = f16_widen(static_cast<uint16_t>(pair[threadIdx.x]));
 }
 
-/* To nearest, halves to even; subnormal ones; the largest instead of infinity; any NaN is 0x7fff. */
+/* To nearest, halves to even; subnormal ones; the largest instead of infinity; any NaN is
+ * 0x7fff. */
 bool f16_numbers(void)
 {
     enum { N = 10 };
@@ -432,8 +433,8 @@ template <typename T> T number_of(int i, cudaDataType type)
     }
 }
 
-/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), as kernels/cuda calls it. T: uint16_t for BF16 and F16. The
- * algorithm then counts on more than the address of x allows. */
+/* y[n, m] = relu(x[n, k] · w[m, k]ᵀ + bias), as kernels/cuda calls it. T: uint16_t for BF16 and
+ * F16. The algorithm then counts on more than the address of x allows. */
 template <typename T> bool product(cudaDataType type)
 {
     enum { M = 5, N = 3, K = 7 };

@@ -1,17 +1,19 @@
 /* cuBLASLt, a library of its own as the real one is (libcublasLt.so.0). Matrix products by plain
  * loops, as a kernel of one thread: so they wait in the stream, are captured into graphs and fail
- * where launches fail. Tests spend much of their time in them: so operands are widened once, and LANES
- * products summed side by side.
+ * where launches fail. Tests spend much of their time in them: so operands are widened once, and
+ * LANES products summed side by side.
  *
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
  * epilogue. Inputs both F32, both BF16 or both F16, F32 output, F32 arithmetic (no TF32). A call is
  * refused where addresses are less aligned than its algorithm was asked for with (256 bytes where
- * nothing was said). A bias begins at a 16-byte address, or all ends: on an H200 kernels of 13.0 fault there.
+ * nothing was said). A bias begins at a 16-byte address, or all ends: on an H200 kernels of 13.0
+ * fault there.
  *
  * There are the algorithms below; they differ in how many parts an element's sum is made of. The
- * first, and best, takes as many as there are columns of d, up to four for few and five for many: like
- * the real library's, its bits depend on how many columns share the call. CUDA_HOST_LT names those there
- * are by their letters; all but the last two, which no trial finds out, where it is not set; CUDA_HOST_LT_F16 does so for F16 inputs. With CUDA_HOST_LT_FAIL every product fails. */
+ * first, and best, takes as many as there are columns of d, up to four for few and five for many:
+ * like the real library's, its bits depend on how many columns share the call. CUDA_HOST_LT names
+ * those there are by their letters; all but the last two, which no trial finds out, where it is not
+ * set; CUDA_HOST_LT_F16 does so for F16 inputs. With CUDA_HOST_LT_FAIL every product fails. */
 #include "tests/cuda_host/double.h"
 
 #include <algorithm>
@@ -102,8 +104,8 @@ inline float value(const struct matrix &matrix, int64_t row, int64_t col)
     return matrix.type == CUDA_R_16F ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-/* The values of a matrix as F32, each row of n_inner at a multiple of LANES, zeros behind it: [n_outer][n_inner] of a
- * matrix's rows, or of its columns. */
+/* The values of a matrix as F32, each row of n_inner at a multiple of LANES, zeros behind it:
+ * [n_outer][n_inner] of a matrix's rows, or of its columns. */
 std::vector<float> widened(const struct matrix &matrix, int64_t n_outer, int64_t n_inner,
                            bool is_by_column)
 {
@@ -118,7 +120,8 @@ std::vector<float> widened(const struct matrix &matrix, int64_t n_outer, int64_t
     return values;
 }
 
-/* Of a column's sums. is_large: it has a value above 1, which the numbers that algorithms are tried with may not have. */
+/* Of a column's sums. is_large: it has a value above 1, which the numbers that algorithms are tried
+ * with may not have. */
 int part_count(const struct product &p, int64_t col, bool is_large)
 {
     const int few = p.n < 4 ? static_cast<int>(p.n) : 4;

@@ -1,7 +1,7 @@
 /* The stacks of fibers; fiber.h switches between them, and block.cc decides who runs.
  *
- * The tops of the stacks are staggered, as fibers that run the same kernel use the same depths: at equal offsets
- * in their pages all would compete for the same lines of the cache. */
+ * The tops of the stacks are staggered, as fibers that run the same kernel use the same depths: at
+ * equal offsets in their pages all would compete for the same lines of the cache. */
 #include "tests/cuda_host/fiber.h"
 
 #include <sys/mman.h>

@@ -1,11 +1,12 @@
 /* Switching between the stacks of fibers; fiber.cc has what makes them.
  *
- * A switch on x86-64 is a dozen instructions within the function that waits: no call, so that the processor's
- * predictions of returns stay right, which cost more than all else where each switch was a function's. Elsewhere
- * it is swapcontext, an order of magnitude slower.
+ * A switch on x86-64 is a dozen instructions within the function that waits: no call, so that the
+ * processor's predictions of returns stay right, which cost more than all else where each switch
+ * was a function's. Elsewhere it is swapcontext, an order of magnitude slower.
  *
- * AddressSanitizer is told each stack's bounds. For ThreadSanitizer each fiber is a thread of its own, and
- * switching orders nothing: what orders threads is said where they wait for one another. */
+ * AddressSanitizer is told each stack's bounds. For ThreadSanitizer each fiber is a thread of its
+ * own, and switching orders nothing: what orders threads is said where they wait for one
+ * another. */
 #ifndef CUDA_HOST_FIBER_H
 #define CUDA_HOST_FIBER_H
 
@@ -39,7 +40,8 @@ extern struct fiber fiber_caller;
 extern struct fiber *fiber_current;
 extern struct fiber *fiber_previous; /* from whom the last switch came */
 
-/* Fiber number i of 2 · BANK_MAX · BLOCK_MAX, which will run main, which must not return. Kept for reuse. */
+/* Fiber number i of 2 · BANK_MAX · BLOCK_MAX, which will run main, which must not return. Kept for
+ * reuse. */
 struct fiber *fiber_get(int i, void (*main)(void));
 /* Makes it begin anew at its next switch; it must not be running. */
 void fiber_restart(struct fiber *fiber);
@@ -69,7 +71,8 @@ __attribute__((always_inline)) static inline void fiber_switch(struct fiber *fib
         __tsan_switch_to_fiber(fiber->tsan, TSAN_NO_SYNC);
     }
 #ifdef HAS_SWITCH
-    /* Leaves the frame and where to go on on the stack, below what a function may use without saying so. */
+    /* Leaves the frame and where to go on on the stack, below what a function may use without
+     * saying so. */
     void **save = &from->sp;
     void *sp = fiber->sp;
     __asm__ volatile("leaq -128(%%rsp), %%rsp\n\t"

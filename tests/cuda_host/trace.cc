@@ -1,5 +1,5 @@
-/* What the device was asked to do, for who counts it: CUDA_HOST_TRACE names a file that gets a line of
- * tab-separated fields for each
+/* What the device was asked to do, for who counts it: CUDA_HOST_TRACE names a file that gets a line
+ * of tab-separated fields for each
  *
  *   launch  LIBRARY OFFSET NAME RANGE GRID BLOCK SHARED OVERLAPS   OFFSET: of the kernel in LIBRARY
  *   graph   LAUNCHES                                               which follow

@@ -355,9 +355,9 @@ static inline void apart_begin(struct engine *engine)
     engine->be->phases_apart = true;
 }
 
-/* What a test's state says: "async" is a device that computes by itself, "ahead" one that also begins a
- * step before the last one is finished, "apart" one that computes drawn tokens apart, NULL the plain
- * one. */
+/* What a test's state says: "async" is a device that computes by itself, "ahead" one that also
+ * begins a step before the last one is finished, "apart" one that computes drawn tokens apart, NULL
+ * the plain one. */
 static inline struct engine *harness_open_as(void **state, const struct engine_options *options)
 {
     struct engine *const engine = harness_open(options);
@@ -371,8 +371,8 @@ static inline struct engine *harness_open_as(void **state, const struct engine_o
     return engine;
 }
 
-/* Rows of the table of tests: on the plain device and on one that computes by itself; and on one that
- * runs ahead, too. */
+/* Rows of the table of tests: on the plain device and on one that computes by itself; and on one
+ * that runs ahead, too. */
 #define HARNESS_TEST(test, state)                                                                  \
     {                                                                                              \
 #test ", " state, test, NULL, NULL, (void *)(state)                                        \

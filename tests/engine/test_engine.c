@@ -218,8 +218,9 @@ static void same_bits_however_steps_are_cut(void **state)
     free_references();
 }
 
-/* Where drawn tokens are computed apart, a prompt and all samples' first tokens are rows of the request,
- * each further token a row of a step of drawn ones, in which all sequences that decode share. */
+/* Where drawn tokens are computed apart, a prompt and all samples' first tokens are rows of the
+ * request, each further token a row of a step of drawn ones, in which all sequences that decode
+ * share. */
 static void drawn_tokens_have_steps_of_their_own(void **state)
 {
     enum { N_SAMPLE = 3, N_NEW = 5, N_IDS = 20 };

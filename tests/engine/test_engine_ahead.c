@@ -1,5 +1,6 @@
-/* A device that runs ahead: a step begins while the one before is computed, and feeds on what that draws.
- * That the results are those of any other device, the tests of the engine show that run on each. */
+/* A device that runs ahead: a step begins while the one before is computed, and feeds on what that
+ * draws. That the results are those of any other device, the tests of the engine show that run on
+ * each. */
 #include "tests/engine/harness.h"
 
 enum { N_NEW = 20 };
@@ -54,8 +55,8 @@ static void each_step_begins_ahead(void **state)
     engine_close(engine);
 }
 
-/* What a penalty makes of the logits depends on the token that is being drawn, and what a trace holds on
- * whether it is the last one. */
+/* What a penalty makes of the logits depends on the token that is being drawn, and what a trace
+ * holds on whether it is the last one. */
 static void what_depends_on_the_token_waits_for_it(void **state)
 {
     (void)state;

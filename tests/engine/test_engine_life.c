@@ -424,8 +424,8 @@ static void many_requests_of_a_key_hold_up_nobody(void **state)
     engine_close(engine);
 }
 
-/* A text that lacks pages does not hold up those that fit, until it was passed often enough; then the
- * pages that become free are its own. */
+/* A text that lacks pages does not hold up those that fit, until it was passed often enough; then
+ * the pages that become free are its own. */
 static void passed_for_want_of_pages(void **state, enum priority priority)
 {
     enum { N = PLAN_PASS_MAX + 8 };
@@ -454,7 +454,8 @@ static void passed_for_want_of_pages(void **state, enum priority priority)
     for (int i = 0; i < N; i++) {
         n_done += state_of(small[i]) == FINISH_LENGTH;
     }
-    /* Three at a time; those that pass a bulk one in its first turn do so before it has lacked pages. */
+    /* Three at a time; those that pass a bulk one in its first turn do so before it has lacked
+     * pages. */
     assert_in_range(n_done, PLAN_PASS_MAX, PLAN_PASS_MAX + (priority == PRIORITY_BULK ? 5 : 2));
     assert_true(state_of(first) == FINISH_NONE && atomic_load(&large->start_us) == 0);
     gate_allow(&gate, 160);
@@ -529,8 +530,8 @@ static void traces_wait_for_memory(void **state)
     engine_close(engine);
 }
 
-/* Whoever lacks memory for traces gets what others give back, also a bulk request with many, to which interactive
- * ones with few come. */
+/* Whoever lacks memory for traces gets what others give back, also a bulk request with many, to
+ * which interactive ones with few come. */
 static void the_first_that_lacks_traces_gets_them_first(void **state)
 {
     struct engine_options options = harness_options(harness_dir);
@@ -583,8 +584,9 @@ static void the_first_that_lacks_traces_gets_them_first(void **state)
     engine_close(engine);
 }
 
-/* An interactive request whose traces lack memory hides bulk ones that have traces, too. What is admitted
- * meanwhile counts, so that a bulk one has its turn to be tried, and gets what becomes free. */
+/* An interactive request whose traces lack memory hides bulk ones that have traces, too. What is
+ * admitted meanwhile counts, so that a bulk one has its turn to be tried, and gets what becomes
+ * free. */
 static void bulk_with_traces_has_its_turn(void **state)
 {
     enum { N = PLAN_BULK_SHARE - 1 };

@@ -120,7 +120,8 @@ static void self_test_refuses_damaged_weights(void **state)
  * in chunks: both must be found. */
 static const struct backend_ops *honest;
 static bool errs_beside, errs_in_chunks, errs_drawn;
-/* What the backend's fast paths, while they are in use, add to results: of prompts, and of drawn tokens. */
+/* What the backend's fast paths, while they are in use, add to results: of prompts, and of drawn
+ * tokens. */
 static float path_error[FAST_PATH_MAX][2];
 
 static enum err_code lying_finish(struct backend *be, struct step *step, struct err *err)
@@ -182,8 +183,8 @@ static void self_test_finds_one_wrong_bit(void **state)
     lying_close(engine);
 }
 
-/* Drawn tokens need not have the bits of a prompt's; in a step of max_seqs they have those of a step of
- * one. */
+/* Drawn tokens need not have the bits of a prompt's; in a step of max_seqs they have those of a
+ * step of one. */
 static void self_test_finds_one_wrong_bit_of_drawn_tokens(void **state)
 {
     (void)state;
@@ -232,8 +233,8 @@ static void assert_paths_chosen(const struct path_case *cases, int n)
     lying_close(engine);
 }
 
-/* One bit of an exact one is too much, of a prompt or of a drawn token; of others, more than rounding. What
- * was not in use does not come into use. */
+/* One bit of an exact one is too much, of a prompt or of a drawn token; of others, more than
+ * rounding. What was not in use does not come into use. */
 static void self_test_leaves_out_the_fast_paths_that_err(void **state)
 {
     (void)state;

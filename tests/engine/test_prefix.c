@@ -163,8 +163,8 @@ static void follow_ups_reuse_prompt_and_answer(void **state)
     engine_close(engine);
 }
 
-/* Where drawn tokens are computed apart, a follow-up finds its prompt, but no page that has one of them:
- * as part of a prompt its token has other bits. */
+/* Where drawn tokens are computed apart, a follow-up finds its prompt, but no page that has one of
+ * them: as part of a prompt its token has other bits. */
 static void pages_with_drawn_tokens_are_nobody_else_s(void **state)
 {
     (void)state;

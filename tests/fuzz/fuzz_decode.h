@@ -1,5 +1,5 @@
-/* For the fuzz targets of tokenizers: the parts of an input; ids as text, whole and as a stream. Header
- * only. */
+/* For the fuzz targets of tokenizers: the parts of an input; ids as text, whole and as a stream.
+ * Header only. */
 #ifndef TESTS_FUZZ_FUZZ_DECODE_H
 #define TESTS_FUZZ_FUZZ_DECODE_H
 

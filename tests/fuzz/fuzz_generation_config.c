@@ -1,5 +1,6 @@
-/* Fuzz target: generation_config.json from any bytes. What is accepted must be within the bounds that
- * sampling relies on. Run by `make fuzz`; tests/fuzz/corpus/generation_config holds the seeds. */
+/* Fuzz target: generation_config.json from any bytes. What is accepted must be within the bounds
+ * that sampling relies on. Run by `make fuzz`; tests/fuzz/corpus/generation_config holds the
+ * seeds. */
 #include "models/config.h"
 #include "models/generation_config.h"
 

@@ -1,5 +1,5 @@
-/* Fuzz target: model.sha256 from any bytes. What is accepted must be within the bounds that comparing
- * relies on. Run by `make fuzz`; tests/fuzz/corpus/identity holds the seeds. */
+/* Fuzz target: model.sha256 from any bytes. What is accepted must be within the bounds that
+ * comparing relies on. Run by `make fuzz`; tests/fuzz/corpus/identity holds the seeds. */
 #include "models/identity.h"
 
 #include <math.h>

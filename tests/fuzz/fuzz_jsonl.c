@@ -1,10 +1,10 @@
-/* Fuzz target: the files of `score --jsonl`. Lines are read from any bytes, plain or compressed; a run
- * goes on after any output, errors and record; reading must end, and what is kept must be whole and
- * kept again. Run by `make fuzz`; tests/fuzz/corpus/jsonl holds the seeds.
+/* Fuzz target: the files of `score --jsonl`. Lines are read from any bytes, plain or compressed; a
+ * run goes on after any output, errors and record; reading must end, and what is kept must be whole
+ * and kept again. Run by `make fuzz`; tests/fuzz/corpus/jsonl holds the seeds.
  *
- * An input: a byte (output plain, gzip or zstd; shard), the lengths of input, output and errors in 16
- * bits each, lowest byte first, these three, and the record. In the errors a byte 1 stands for the
- * input's path, which differs from run to run. */
+ * An input: a byte (output plain, gzip or zstd; shard), the lengths of input, output and errors in
+ * 16 bits each, lowest byte first, these three, and the record. In the errors a byte 1 stands for
+ * the input's path, which differs from run to run. */
 #include "server/cli/jsonl_record.h"
 
 #include <fcntl.h>

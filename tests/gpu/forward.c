@@ -10,8 +10,8 @@
  * SEQUENCES holds one sequence per line: its language id, then its token ids. --rows N,M,... are
  * the rows that sequences 0, 1, ... take per step (in turn; 0: all at once). Alone, a step has one
  * sequence; --together puts all into each step, so that prompts and single tokens mix. With --drawn
- * single rows are drawn tokens, which have kernels, bits and, without --logits, captured graphs of their own on a
- * GPU. --set sets an environment variable for this case.
+ * single rows are drawn tokens, which have kernels, bits and, without --logits, captured graphs of
+ * their own on a GPU. --set sets an environment variable for this case.
  *
  * A GPU needs seconds for a process's context, and anew when no process has one: hence many cases
  * in one process, each with a backend of its own, and --hold. After each case of a FILE, its OUTPUT

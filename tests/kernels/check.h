@@ -46,7 +46,8 @@ struct check {
     bool is_double;  /* the backend runs on the test double: rows of the host alone are left out */
     bool has_failed; /* the running case; its later failures are not reported */
     int n_case, n_failed;
-    int n_near; /* slots that searches chose instead of ref's, whose scores rounding cannot tell apart */
+    int n_near; /* slots that searches chose instead of ref's, whose scores rounding cannot tell
+                 * apart */
     char message[1024]; /* the first failure, "" without */
 
     /* what the running case has taken; given back at its end */
@@ -180,11 +181,12 @@ void check_isolation(struct check *c, check_rows_fn *run, const void *data, floa
 
 /* Redirections of a case's rows: some have none, some several. check_redirect.c */
 struct check_redirect;
-/* For rows 0 .. n_row-1 of a call that reads a table [n_slot, cols]. experts: for that table, not for the
- * values. */
+/* For rows 0 .. n_row-1 of a call that reads a table [n_slot, cols]. experts: for that table, not
+ * for the values. */
 struct check_redirect *check_redirect_new(struct check *c, int n_row, int n_slot, int cols,
                                           bool experts);
-/* A step of rows first .. first+n-1 on a side, begun; *redirect is for the op. The caller frees it. */
+/* A step of rows first .. first+n-1 on a side, begun; *redirect is for the op. The caller frees
+ * it. */
 struct step *check_redirect_step(struct check *c, enum side side, const struct check_redirect *k,
                                  int first, int n, struct pkm_redirect *redirect);
 /* What row reads at [slot, col]: a stand-in's number, else value. */

@@ -222,8 +222,8 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     check_release(c, mark);
 }
 
-/* is_shared: heads may share keys and values. is_matrix: the cache is BF16, and heads are of 16 columns
- * or a multiple, as matrix units want them. */
+/* is_shared: heads may share keys and values. is_matrix: the cache is BF16, and heads are of 16
+ * columns or a multiple, as matrix units want them. */
 static struct attention_case case_new(struct check *c, bool is_shared, bool is_matrix)
 {
     struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX),

@@ -85,7 +85,8 @@ void check_rms_norm(struct check *c)
     check_isolation(c, rms_run, &k, x, k.d, k.n, 2 * k.d, (const uint32_t *)got);
 }
 
-/* ---- RMS norm of heads ------------------------------------------------------------------------ */
+/* ---- RMS norm of heads
+ * ------------------------------------------------------------------------ */
 
 struct head_norm_case {
     int n, n_head, d_head;

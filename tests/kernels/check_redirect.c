@@ -1,5 +1,5 @@
-/* Redirections for the checks of pkm_read and pkm_experts: lists of a few overlays, drawn, and the steps
- * that bring them to a backend. */
+/* Redirections for the checks of pkm_read and pkm_experts: lists of a few overlays, drawn, and the
+ * steps that bring them to a backend. */
 #include "tests/kernels/check.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Matrix products of the CUDA backend, as its tests make them: test_cuda_linear.c, test_cuda_split.c. One
- * row of NaN and one of infinities stand in each crowd. F32 weights may be split, which they are if the
- * environment asks for it. */
+/* Matrix products of the CUDA backend, as its tests make them: test_cuda_linear.c,
+ * test_cuda_split.c. One row of NaN and one of infinities stand in each crowd. F32 weights may be
+ * split, which they are if the environment asks for it. */
 #ifndef TESTS_KERNELS_CUDA_PRODUCT_H
 #define TESTS_KERNELS_CUDA_PRODUCT_H
 
@@ -93,8 +93,8 @@ static inline void product_close(struct product *p, struct backend *be)
     free(p->host_bias.data);
 }
 
-/* Every NaN as the one that a GPU's sums give: on a CPU the sign and the payload depend on the order in which the
- * compiler took the operands. */
+/* Every NaN as the one that a GPU's sums give: on a CPU the sign and the payload depend on the
+ * order in which the compiler took the operands. */
 static inline uint32_t *product_bits(const struct product *p, struct backend *be)
 {
     const size_t n = (size_t)p->y.rows * (size_t)p->y.cols;

@@ -8,10 +8,11 @@
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
- * A GPU can search keys, multiply F32 weights and attend to requests in two ways: both are checked, whatever
- * PKMSERVE_CUDA_SPLIT and PKMSERVE_CUDA_ATTENTION are.
+ * A GPU can search keys, multiply F32 weights and attend to requests in two ways: both are checked,
+ * whatever PKMSERVE_CUDA_SPLIT and PKMSERVE_CUDA_ATTENTION are.
  *
- * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not start. */
+ * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not
+ * start. */
 #include "tests/kernels/check.h"
 
 #include <stdio.h>
@@ -87,7 +88,8 @@ static bool is_attention(const struct check_row *row)
     return row->run == check_attention || row->run == check_attention_bf16;
 }
 
-/* A fast path that a variable of the environment, 0 or 1, decides about, and the rows that have it. */
+/* A fast path that a variable of the environment, 0 or 1, decides about, and the rows that have
+ * it. */
 struct way {
     const char *name, *variable;
     bool (*has)(const struct check_row *row);

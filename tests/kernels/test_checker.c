@@ -383,8 +383,8 @@ static void upload_ignores_stride(struct backend *be, struct tensor dst, const v
 
 /* ---- the tests ------------------------------------------------------------------------------ */
 
-/* Checks a backend with this table on SIDE_ONE and SIDE_MANY, in so many per cent of the usual cases; returns
- * the number of failures, and the first message. */
+/* Checks a backend with this table on SIDE_ONE and SIDE_MANY, in so many per cent of the usual
+ * cases; returns the number of failures, and the first message. */
 static int failures_of(const struct backend_ops *ops, const char *row, int percent, char *message,
                        size_t bytes)
 {

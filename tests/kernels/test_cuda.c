@@ -542,7 +542,8 @@ static void test_a_profiler_is_told_the_ops(void **state)
     assert_int_equal(n_norm, 2);
 }
 
-/* ---- what is fetched ---------------------------------------------------------------------------- */
+/* ---- what is fetched
+ * ---------------------------------------------------------------------------- */
 
 static int count_lines(FILE *lines, const char *begin)
 {
@@ -601,7 +602,8 @@ static void test_nothing_is_fetched_after_a_failure(void **state)
     norms_free(&n);
 }
 
-/* ---- ops outside of steps, graphs --------------------------------------------------------------- */
+/* ---- ops outside of steps, graphs
+ * --------------------------------------------------------------- */
 
 static void expect_normed(const struct norms *n)
 {
@@ -771,8 +773,8 @@ static void wide_rows(struct backend *be, const struct weight *keys, int n_key, 
     be->op->download(be, out, both);
 }
 
-/* Rows are searched a hundred and more at a time in another way than few, and again in another where
- * the device's shared memory does not hold their scores. */
+/* Rows are searched a hundred and more at a time in another way than few, and again in another
+ * where the device's shared memory does not hold their scores. */
 static void test_many_rows_are_searched_to_the_bits_of_few(void **state)
 {
     static const char *const devices[] = {"90", "89"};

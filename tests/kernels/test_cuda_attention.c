@@ -1,8 +1,8 @@
 /* The CUDA backend's attention where test_kernels does not reach: contexts of more splits than a
  * block has threads, more sequences than that in a step, and heads of every kind of width, with a
  * cache in F32 and in BF16. Few rows and many rows are different kernels; they must give the same
- * bits, and ref's values: as exactly in BF16, since only what is stored is rounded. Drawn tokens are
- * spread over blocks whatever the limits are. */
+ * bits, and ref's values: as exactly in BF16, since only what is stored is rounded. Drawn tokens
+ * are spread over blocks whatever the limits are. */
 #include "tests/kernels/cuda_crowd.h"
 
 #include <math.h>
@@ -66,9 +66,10 @@ static int count_launches(const char *path, const char *name)
     return n;
 }
 
-/* A limit of 128 k positions and as many rows as may be: drawn tokens are spread over blocks all the
- * same, and have ref's values and the bits that they have alone and with a small limit. One text is so
- * long that its parts are runs of splits; of the largest crowd most rows have one block. */
+/* A limit of 128 k positions and as many rows as may be: drawn tokens are spread over blocks all
+ * the same, and have ref's values and the bits that they have alone and with a small limit. One
+ * text is so long that its parts are runs of splits; of the largest crowd most rows have one
+ * block. */
 static void test_neither_limit_nor_rows_change_how_tokens_are_drawn(void **state)
 {
     (void)state;

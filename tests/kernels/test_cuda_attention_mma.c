@@ -83,8 +83,8 @@ static double score_size(const struct crowd *c, int s, int pos, int head)
     return most;
 }
 
-/* The new rows as attention_mma.cu defines them, but for shares that F32 rounds to the next number of
- * BF16; and within its bound of ref's, whose values are expected. Values are 1 at most. */
+/* The new rows as attention_mma.cu defines them, but for shares that F32 rounds to the next number
+ * of BF16; and within its bound of ref's, whose values are expected. Values are 1 at most. */
 static void check_mma(const struct crowd *c, const float *expected, const float *got)
 {
     for (int s = 0; s < c->n_seq; s++) {
@@ -108,9 +108,9 @@ static void check_mma(const struct crowd *c, const float *expected, const float 
     }
 }
 
-/* Rows of requests on tensor cores, in tiles that begin and end anywhere and see several splits, with
- * heads of every width that they take or nearly, and pages wherever 16 bytes begin; of heads that are no multiple of
- * 16 columns, wherever 8 do. */
+/* Rows of requests on tensor cores, in tiles that begin and end anywhere and see several splits,
+ * with heads of every width that they take or nearly, and pages wherever 16 bytes begin; of heads
+ * that are no multiple of 16 columns, wherever 8 do. */
 static void test_requests_on_tensor_cores(void **state)
 {
     (void)state;
@@ -129,8 +129,8 @@ static void test_requests_on_tensor_cores(void **state)
     assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
 }
 
-/* Rows that see several parts, and tiles some of whose rows do: as defined, and the same bits alone, in
- * other tiles, and in a crowd. */
+/* Rows that see several parts, and tiles some of whose rows do: as defined, and the same bits
+ * alone, in other tiles, and in a crowd. */
 static void test_rows_that_see_several_parts(void **state)
 {
     (void)state;
@@ -172,8 +172,9 @@ static int blocks_launched(const char *path)
     return n;
 }
 
-/* Few rows over a long text are shared out among blocks as there are multiprocessors for: whether they
- * are changes no bits, nor which block comes last. Rows beside them that see little have one block. */
+/* Few rows over a long text are shared out among blocks as there are multiprocessors for: whether
+ * they are changes no bits, nor which block comes last. Rows beside them that see little have one
+ * block. */
 static void test_long_rows_are_shared_out_to_the_same_bits(void **state)
 {
     (void)state;
@@ -217,9 +218,9 @@ static void test_long_rows_are_shared_out_to_the_same_bits(void **state)
     assert_int_equal(unsetenv("CUDA_HOST_TRACE") | unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
 }
 
-/* A value that is no number, or infinite, of a position that others of its tile see and some do not:
- * rows before it have the bits that they have beside numbers, the others are no numbers, in its column
- * alone. */
+/* A value that is no number, or infinite, of a position that others of its tile see and some do
+ * not: rows before it have the bits that they have beside numbers, the others are no numbers, in
+ * its column alone. */
 static void test_values_that_are_no_numbers_disturb_no_row_before(void **state)
 {
     (void)state;
@@ -266,8 +267,8 @@ static struct weight *matrix_new(struct backend *be, enum dtype dtype)
     return w;
 }
 
-/* Tensor cores are used, unless asked not to, for rows of requests, a cache in BF16, heads that fit, and weights
- * that are not all F32. */
+/* Tensor cores are used, unless asked not to, for rows of requests, a cache in BF16, heads that
+ * fit, and weights that are not all F32. */
 static void test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to(void **state)
 {
     (void)state;
@@ -315,8 +316,8 @@ static void test_tensor_cores_are_used_where_they_may_be_unless_asked_not_to(voi
     assert_int_equal(unsetenv("PKMSERVE_CUDA_ATTENTION"), 0);
 }
 
-/* The product that follows takes the rows as attention has rounded them: to the bits that it gives when another
- * op stands in between and it rounds them itself. */
+/* The product that follows takes the rows as attention has rounded them: to the bits that it gives
+ * when another op stands in between and it rounds them itself. */
 static void test_rows_are_rounded_for_the_product(void **state)
 {
     (void)state;

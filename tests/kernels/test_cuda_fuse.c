@@ -1,6 +1,7 @@
-/* Norms of drawn tokens that the CUDA backend computes in the product that follows, and an embedding
- * in the norm that follows: to the bits that the ops give one by one (PKMSERVE_CUDA_FUSE=0), where they
- * can be taken together and where they cannot, whatever is called next. */
+/* Norms of drawn tokens that the CUDA backend computes in the product that follows, and an
+ * embedding in the norm that follows: to the bits that the ops give one by one
+ * (PKMSERVE_CUDA_FUSE=0), where they can be taken together and where they cannot, whatever is
+ * called next. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -42,7 +43,8 @@ struct fuse_case {
 };
 
 static const struct fuse_case cases[] = {
-    /* of outputs that blocks share, or warps: of two multiprocessors from 256 on; of more rows apart */
+    /* of outputs that blocks share, or warps: of two multiprocessors from 256 on; of more rows
+     * apart */
     {1, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {1, 1024, 300, ADD_NORM, PRODUCT, DTYPE_F16, false, false, 0, "add_norm_linear"},
     {8, 1024, 300, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm"},
@@ -92,7 +94,8 @@ static const struct fuse_case cases[] = {
 };
 enum { N_CASE = sizeof cases / sizeof *cases };
 
-/* ---- a case on a backend ------------------------------------------------------------------------ */
+/* ---- a case on a backend
+ * ------------------------------------------------------------------------ */
 
 static float random_float(uint32_t *state)
 {
@@ -338,8 +341,8 @@ static void test_so_they_have_where_kernels_overlap(void **state)
     check_ways(&(struct way){"0", "0", "forward"}, &(struct way){"1", "1", "forward"});
 }
 
-/* Which ops a case launches, by the names that a profiler sees, each with a space before it and once
- * where it comes twice in a row. */
+/* Which ops a case launches, by the names that a profiler sees, each with a space before it and
+ * once where it comes twice in a row. */
 static void launched(const char *path, char *names, size_t size)
 {
     FILE *const lines = fopen(path, "r");

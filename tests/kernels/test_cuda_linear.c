@@ -1,8 +1,8 @@
 /* The CUDA backend's matrix products where test_kernels does not reach: every tile of the kernels
  * for few rows and for many, sums of several rounds of chunks, passes of more rows than are
- * prepared at once, and the products of cuBLASLt, for rows of requests and with fast math. Cutting a
- * call into pieces takes its rows from one kernel to another; the bits must stay. One row of NaN and
- * one of infinities stand in each crowd. */
+ * prepared at once, and the products of cuBLASLt, for rows of requests and with fast math. Cutting
+ * a call into pieces takes its rows from one kernel to another; the bits must stay. One row of NaN
+ * and one of infinities stand in each crowd. */
 #include "tests/kernels/cuda_product.h"
 
 #include <stdio.h>
@@ -156,8 +156,8 @@ static void test_fast_math_without_an_algorithm_has_own_bits(void **state)
 
 /* ---- rows of requests by cuBLASLt ---- */
 
-/* Also of more rows than a call has, of rows at odd addresses, of fewer than a call has at least, and
- * where own kernels multiply: of 70 outputs. */
+/* Also of more rows than a call has, of rows at odd addresses, of fewer than a call has at least,
+ * and where own kernels multiply: of 70 outputs. */
 static void test_rows_of_requests_have_the_same_bits_in_pieces(void **state)
 {
     (void)state;
@@ -178,9 +178,9 @@ static void test_rows_of_requests_have_the_same_bits_in_pieces(void **state)
     backend_close(be);
 }
 
-/* Of what cuBLASLt recommends, the first is taken that depends on neither the number of rows nor their
- * place, splits nothing, takes any number of rows and is right; where none is, own kernels multiply.
- * Which, is said. */
+/* Of what cuBLASLt recommends, the first is taken that depends on neither the number of rows nor
+ * their place, splits nothing, takes any number of rows and is right; where none is, own kernels
+ * multiply. Which, is said. */
 static void test_the_first_algorithm_that_passes_is_taken(void **state)
 {
     static const struct {
@@ -221,8 +221,8 @@ static void test_the_first_algorithm_that_passes_is_taken(void **state)
     free(own);
 }
 
-/* Calls of some sizes have other algorithms than that which defines the bits, where those are as they are: 'k', which is
- * as good and as fast, has others. */
+/* Calls of some sizes have other algorithms than that which defines the bits, where those are as
+ * they are: 'k', which is as good and as fast, has others. */
 static void test_calls_of_every_size_have_the_same_bits(void **state)
 {
     static const struct shape shape = {140, 64, 64, 0};
@@ -346,8 +346,8 @@ static void test_too_little_memory_to_choose_leaves_own_kernels(void **state)
     free(own);
 }
 
-/* To the bits they have without it, however many share the step: few or many rows of weights that lie
- * for cuBLASLt. */
+/* To the bits they have without it, however many share the step: few or many rows of weights that
+ * lie for cuBLASLt. */
 static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
 {
     (void)state;
@@ -363,7 +363,8 @@ static void test_drawn_tokens_do_not_go_to_cublaslt(void **state)
 
 /* ---- blocks of few rows ---- */
 
-/* Blocks of the kernel that a product of drawn tokens launches; gemm's is called kernel where it is launched. */
+/* Blocks of the kernel that a product of drawn tokens launches; gemm's is called kernel where it is
+ * launched. */
 static int n_block_by(const char *kernel, enum who who, enum dtype dtype, struct shape shape)
 {
     static const struct step_limits limits = {
@@ -413,7 +414,8 @@ static int n_block_of(enum who who, struct shape shape, enum dtype dtype)
     return n_block_by("gemv_kernel", who, dtype, shape);
 }
 
-/* Where a tile of outputs for all tokens would leave four of 8 multiprocessors idle, blocks have fewer tokens. */
+/* Where a tile of outputs for all tokens would leave four of 8 multiprocessors idle, blocks have
+ * fewer tokens. */
 static void test_few_outputs_of_more_tokens_are_shared_out_too(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Outputs of rows of logits on the CUDA backend, where test_kernels does not look: how many launches they
- * take, and that a row's bits depend neither on how many blocks share it nor on how many rows there
- * are. On the test double, but for what any device shows. */
+/* Outputs of rows of logits on the CUDA backend, where test_kernels does not look: how many
+ * launches they take, and that a row's bits depend neither on how many blocks share it nor on how
+ * many rows there are. On the test double, but for what any device shows. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -178,7 +178,8 @@ static void test_bits_do_not_depend_on_how_many_blocks_share_a_row(void **state)
     }
 }
 
-/* Rows are counted by arrivals of their blocks: beyond those of a launch, too, and step after step. */
+/* Rows are counted by arrivals of their blocks: beyond those of a launch, too, and step after
+ * step. */
 static void test_more_rows_than_a_launch_has_give_the_bits_of_few(void **state)
 {
     static struct answer few[N_WISH];
@@ -213,7 +214,8 @@ static int count_lines(const char *path, const char *words)
     return n;
 }
 
-/* Drawing, log-probabilities and whatever else is one launch, and none of a step that wants less. */
+/* Drawing, log-probabilities and whatever else is one launch, and none of a step that wants
+ * less. */
 static void test_outputs_are_one_launch_whatever_rows_want(void **state)
 {
     char path[] = "/tmp/test_cuda_outputs.XXXXXX";

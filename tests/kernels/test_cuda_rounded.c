@@ -1,12 +1,13 @@
-/* Results that the CUDA backend's ops leave rounded for the product that comes next: to the bits of the ops one by
- * one, for rows of requests and for drawn tokens. */
+/* Results that the CUDA backend's ops leave rounded for the product that comes next: to the bits of
+ * the ops one by one, for rows of requests and for drawn tokens. */
 #include "tests/kernels/cuda_product.h"
 
 #include <stdio.h>
 #include <unistd.h>
 
-/* Whether op_ffn's y has the bits of two products one after another, and whether the activation went to the
- * second rounded: then its F32 memory still holds the first one's sums, some below GELU's least. */
+/* Whether op_ffn's y has the bits of two products one after another, and whether the activation
+ * went to the second rounded: then its F32 memory still holds the first one's sums, some below
+ * GELU's least. */
 static void check_ffn(struct backend *be, const struct shape *shape, enum act act, bool is_rounded,
                       enum dtype up_dtype, enum dtype down_dtype)
 {
@@ -36,8 +37,8 @@ static void check_ffn(struct backend *be, const struct shape *shape, enum act ac
     product_close(&down, be);
 }
 
-/* Few rows, several calls of cuBLASLt, more rows than there is room for, hidden rows at odd addresses or of
- * a width that has no whole blocks. */
+/* Few rows, several calls of cuBLASLt, more rows than there is room for, hidden rows at odd
+ * addresses or of a width that has no whole blocks. */
 static void test_an_activation_is_rounded_once(void **state)
 {
     (void)state;
@@ -55,8 +56,8 @@ static void test_an_activation_is_rounded_once(void **state)
     }
 }
 
-/* What the second product does not read as it was left, it has in F32: weights of another type, and those
- * that are split. */
+/* What the second product does not read as it was left, it has in F32: weights of another type, and
+ * those that are split. */
 static void test_an_activation_for_others_stays(void **state)
 {
     (void)state;
@@ -116,7 +117,8 @@ static void test_own_kernels_round_an_activation_once(void **state)
     backend_close(be);
 }
 
-/* Rounded rows of many chunks, which are staged in shared memory where there is enough of it, beside their sums. */
+/* Rounded rows of many chunks, which are staged in shared memory where there is enough of it,
+ * beside their sums. */
 static void test_wide_rows_fit_a_small_multiprocessor(void **state)
 {
     (void)state;
@@ -249,8 +251,8 @@ static void drawn_free(struct drawn *d, struct backend *be)
     }
 }
 
-/* A step of n drawn tokens: p.y = the product of r.y, which before has made, with a norm of other rows in between if
- * there are some. A list that is not 0 may be recorded. */
+/* A step of n drawn tokens: p.y = the product of r.y, which before has made, with a norm of other
+ * rows in between if there are some. A list that is not 0 may be recorded. */
 static uint32_t *drawn_step(struct backend *be, const struct drawn *d, const struct product *p,
                             const struct rows *r, const struct rows *other, enum before before,
                             int n, int list)
@@ -335,8 +337,9 @@ static void test_drawn_rows_are_rounded_by_the_op_before(void **state)
     watched_free(&w);
 }
 
-/* Up to 8 rounded rows by row-major weights have kernels of their own, and the bits of many: of two multiprocessors, whose
- * blocks' warps take turns at chunks of a few outputs, have one each, or have outputs of their own. */
+/* Up to 8 rounded rows by row-major weights have kernels of their own, and the bits of many: of two
+ * multiprocessors, whose blocks' warps take turns at chunks of a few outputs, have one each, or
+ * have outputs of their own. */
 static void test_few_drawn_rows_have_the_bits_of_many(void **state)
 {
     static const struct shape shapes[] = {
@@ -430,8 +433,9 @@ static void test_several_products_read_the_same_rounded_rows(void **state)
     watched_free(&w);
 }
 
-/* Next to each other, the product takes the rounded rows: no launch rounds them. With an op or an upload in between it
- * rounds them itself; where cuBLASLt fails, our kernel multiplies the rounded ones. */
+/* Next to each other, the product takes the rounded rows: no launch rounds them. With an op or an
+ * upload in between it rounds them itself; where cuBLASLt fails, our kernel multiplies the rounded
+ * ones. */
 static void check_op_before(enum dtype dtype)
 {
     enum { N = 37, WIDTH = 96, N_OUT = 64 };
@@ -496,7 +500,8 @@ static void test_rows_are_rounded_by_the_op_before(void **state)
     check_op_before(DTYPE_F16);
 }
 
-/* Beside F16 weights rows are left for those; a product by BF16 ones rounds them itself, to its own bits. */
+/* Beside F16 weights rows are left for those; a product by BF16 ones rounds them itself, to its own
+ * bits. */
 static void test_a_product_of_another_type_rounds_its_rows(void **state)
 {
     static const struct shape shape = {37, 96, 64, 0};

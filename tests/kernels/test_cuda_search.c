@@ -1,6 +1,6 @@
-/* The memory search of the CUDA backend where test_kernels does not look: that the same row has the same
- * slots and weights, to the bit, in calls of every size, of which each has one of several kernels; and
- * what is chosen of scores that are far apart, close together or equal. */
+/* The memory search of the CUDA backend where test_kernels does not look: that the same row has the
+ * same slots and weights, to the bit, in calls of every size, of which each has one of several
+ * kernels; and what is chosen of scores that are far apart, close together or equal. */
 #include "kernels/backend.h"
 #include "tests/cuda_library.h"
 
@@ -99,7 +99,8 @@ static void search(const struct rig *r, const struct search_shape *s, int first,
     r->be->op->download(r->be, weights, to_weights);
 }
 
-/* ---- calls of every size ------------------------------------------------------------------------ */
+/* ---- calls of every size
+ * ------------------------------------------------------------------------ */
 
 enum { ROWS_MAX = 300, CALLS_UP_TO = 40, COLUMNS_MAX = 64, FLOATS_MAX = 1 << 15 };
 
@@ -174,7 +175,8 @@ static void test_a_row_has_the_same_bits_in_calls_of_every_size(void **state)
     }
 }
 
-/* ---- what is chosen ----------------------------------------------------------------------------- */
+/* ---- what is chosen
+ * ----------------------------------------------------------------------------- */
 
 enum { CHOICE_KEYS = 512, CHOICE_K = 32, CHOICE_ROWS = 3, PAIR_MAX = 119 };
 
@@ -205,7 +207,8 @@ static void choose(struct choice (*half)[CHOICE_KEYS], int n, int k, struct choi
     qsort(pair, (size_t)n_pair, sizeof *pair, by_score);
 }
 
-/* Scores of keys, of which each is the key's one column: a BF16 number, so that all products are exact. */
+/* Scores of keys, of which each is the key's one column: a BF16 number, so that all products are
+ * exact. */
 enum { NEAR, FAR, NEGATIVE, TWO_VALUES, ALL_EQUAL, ONE_LANE, N_KIND };
 
 static float key_of(int kind, int key, uint32_t *random)
@@ -308,8 +311,8 @@ static void check_flat(int kind, int n_key, int k, int n_row)
     }
 }
 
-/* Parts of 512 keys, the last of which may have fewer than are wanted, and so many that what they chose is
- * merged in several runs. */
+/* Parts of 512 keys, the last of which may have fewer than are wanted, and so many that what they
+ * chose is merged in several runs. */
 static void test_the_best_of_flat_keys_are_chosen(void **state)
 {
     static const int sizes[][3] = {{520, 32, 1}, {1030, 17, 6}, {513, 32, 3}, {512, 32, 1},

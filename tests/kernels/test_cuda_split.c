@@ -1,5 +1,6 @@
-/* F32 weights that are split for rows of requests (kernels/cuda/linear_split.cu): how far their products
- * are from float64's, that a row has the same bits in every call, and where they are not used. */
+/* F32 weights that are split for rows of requests (kernels/cuda/linear_split.cu): how far their
+ * products are from float64's, that a row has the same bits in every call, and where they are not
+ * used. */
 #include "tests/kernels/cuda_product.h"
 
 #include <stdio.h>
@@ -10,7 +11,8 @@ static int split_weights(void **state)
     return setenv("PKMSERVE_CUDA_SPLIT", "1", 1);
 }
 
-/* By gemv, gemm and cuBLASLt, in one pass and in several, of outputs that cuBLASLt takes and not. */
+/* By gemv, gemm and cuBLASLt, in one pass and in several, of outputs that cuBLASLt takes and
+ * not. */
 static const struct shape split_shapes[] = {
     {1, 32, 64, 0}, {5, 512, 36, 0}, {40, 96, 70, 1}, {150, 64, 64, 3}, {70, 32, 300, 0},
 };

@@ -27,8 +27,9 @@
 
 enum { N_THREAD_MANY = 3 };
 
-/* One backend to check. percent of the table's cases keeps it within its share of the tests' time: the
- * double takes microseconds per CUDA thread, and ref by itself is what all others are compared with. */
+/* One backend to check. percent of the table's cases keeps it within its share of the tests' time:
+ * the double takes microseconds per CUDA thread, and ref by itself is what all others are compared
+ * with. */
 struct subject {
     const char *isa;
     const char *order; /* CUDA_HOST_ORDER of the double, or NULL */

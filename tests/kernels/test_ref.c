@@ -226,8 +226,8 @@ static void test_bf16_linear_rounds_the_inputs(void **state)
     be->op->weight_free(be, weight);
 }
 
-/* Likewise with F16 weights, which keep three bits more; beyond the largest number rows are that, and
- * weights are. */
+/* Likewise with F16 weights, which keep three bits more; beyond the largest number rows are that,
+ * and weights are. */
 static void test_f16_linear_rounds_the_inputs(void **state)
 {
     (void)state;

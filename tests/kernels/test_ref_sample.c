@@ -172,8 +172,8 @@ static void test_min_p_is_relative_to_the_best(void **state)
     assert_int_equal(draw(shares_of_ten, p), 3);
 }
 
-/* The entropy is 1.47 nats: shares of 2 (1.61) are nearest to it, then that of 4 (0.92), then those of
- * 1 (2.30). What is kept stands in the order of ranks. */
+/* The entropy is 1.47 nats: shares of 2 (1.61) are nearest to it, then that of 4 (0.92), then those
+ * of 1 (2.30). What is kept stands in the order of ranks. */
 static void test_typical_p_keeps_what_is_as_probable_as_expected(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A small model on the CUDA backend whose decode steps are taken one by one: for the tests of what single
- * ops do not show. Header only, since each test is one program. */
+/* A small model on the CUDA backend whose decode steps are taken one by one: for the tests of what
+ * single ops do not show. Header only, since each test is one program. */
 #ifndef TESTS_MODELS_CUDA_RIG_H
 #define TESTS_MODELS_CUDA_RIG_H
 

@@ -66,8 +66,8 @@ struct runner {
     const struct model_info *info;
     struct model_tap extra; /* called besides the runner's own capture of the logits; may be none */
     float *captured;        /* [RUNNER_TOK_MAX, n_vocab] logits of the last step */
-    bool
-        is_given; /* steps of one row of each sequence, too, are of tokens of requests: step.is_drawn */
+    /* Steps of one row of each sequence, too, are of tokens of requests: step.is_drawn. */
+    bool is_given;
 };
 
 static inline enum err_code runner_backend(struct backend **be, const char *name, struct err *err)

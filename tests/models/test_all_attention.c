@@ -266,8 +266,9 @@ static void check_bits(struct golden *g)
 
 /* ---- the programme -------------------------------------------------------------------------- */
 
-/* On the CUDA backend bits are looked at in one case of fixed spans and one of adaptive ones, and of the case of
- * twelve layers the hidden states alone: on a test double all of them take half a minute. TEST_ALL=1 runs them all. */
+/* On the CUDA backend bits are looked at in one case of fixed spans and one of adaptive ones, and
+ * of the case of twelve layers the hidden states alone: on a test double all of them take half a
+ * minute. TEST_ALL=1 runs them all. */
 static bool is_left_out(const struct runner_trial *trial)
 {
     const bool is_chosen = strcmp(trial->case_name, "c-allattn-fixed") == 0 ||

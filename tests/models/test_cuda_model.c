@@ -104,8 +104,8 @@ static void test_overlapping_kernels_give_the_same_bits(void **state)
     }
 }
 
-/* Opens the model, takes its decode steps and gives how many kernels the shortest graph has, that of the fewest rows; 0:
- * there were none, or nothing counts them. */
+/* Opens the model, takes its decode steps and gives how many kernels the shortest graph has, that
+ * of the fewest rows; 0: there were none, or nothing counts them. */
 static int decode_fused(const char *fuse, const char *dtype, const char *graphs,
                         const char *overlap, struct answer *answers)
 {
@@ -140,9 +140,10 @@ static int decode_fused(const char *fuse, const char *dtype, const char *graphs,
     return n_kernel;
 }
 
-/* Products by row-major weights of 16 bits norm one or two drawn tokens themselves, and the first embeds them: of a step's
- * kernels two for each layer are gone, and two, but for the norms before the memory's query, whose weights are F32, and
- * before a vocabulary of 50, whose rows cuBLASLt does not take. With F32 weights the norm embeds them. Not a bit has changed. */
+/* Products by row-major weights of 16 bits norm one or two drawn tokens themselves, and the first
+ * embeds them: of a step's kernels two for each layer are gone, and two, but for the norms before
+ * the memory's query, whose weights are F32, and before a vocabulary of 50, whose rows cuBLASLt
+ * does not take. With F32 weights the norm embeds them. Not a bit has changed. */
 static void test_norms_cost_no_kernels_and_no_bits(void **state)
 {
     static const char *const dtypes[] = {"f32", "bf16", "f16"};
@@ -386,9 +387,9 @@ static void test_a_step_that_cannot_be_captured_is_said(void **state)
 
 /* ---- twins ---------------------------------------------------------------------------------- */
 
-/* N_STEP steps of 2 or 3 rows each, whose tokens are those that the step before has drawn, in another
- * order: given, or, where they run ahead, named, while that step is not finished. A step of the request's
- * rows is among them. */
+/* N_STEP steps of 2 or 3 rows each, whose tokens are those that the step before has drawn, in
+ * another order: given, or, where they run ahead, named, while that step is not finished. A step of
+ * the request's rows is among them. */
 static void decode_fed(struct rig *r, bool runs_ahead, struct answer *answers)
 {
     struct step *const twins[2] = {r->step, runs_ahead ? r->twin : r->step};
@@ -422,8 +423,8 @@ static void decode_fed(struct rig *r, bool runs_ahead, struct answer *answers)
     }
 }
 
-/* A step may begin before its twin is finished and feed on what that draws: the bits are those of steps
- * that wait, eager or replayed, and each keeps its own results. */
+/* A step may begin before its twin is finished and feed on what that draws: the bits are those of
+ * steps that wait, eager or replayed, and each keeps its own results. */
 static void test_twins_feed_on_one_another(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* model.sha256: what is read from it, each line that is refused by its number, and comparing with files
- * and results. */
+/* model.sha256: what is read from it, each line that is refused by its number, and comparing with
+ * files and results. */
 #include "models/identity.h"
 #include "tests/models/writer.h"
 

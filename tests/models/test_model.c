@@ -227,9 +227,9 @@ static double farthest(const float *a, const float *b, int n)
     return difference;
 }
 
-/* On a GPU F16 files are computed in F16 unless something else is asked for; other backends have no such
- * products. Few rows and many have the same bits, which are ref's but for rounding, and nearer to F32's than
- * BF16's are. The cache is BF16 unless it is named. */
+/* On a GPU F16 files are computed in F16 unless something else is asked for; other backends have no
+ * such products. Few rows and many have the same bits, which are ref's but for rounding, and nearer
+ * to F32's than BF16's are. The cache is BF16 unless it is named. */
 static void test_f16_files_are_computed_in_f16_on_a_gpu(void **state)
 {
     enum { N = 32 };

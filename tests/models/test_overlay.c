@@ -179,7 +179,8 @@ static void test_refuses_another_model(void **state)
     free(image);
 }
 
-/* The examples of FIPS 180-4 and its lengths around a block, added in one piece and byte by byte. */
+/* The examples of FIPS 180-4 and its lengths around a block, added in one piece and byte by
+ * byte. */
 static void test_sha256(void **state)
 {
     static const struct {

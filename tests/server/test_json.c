@@ -265,7 +265,8 @@ const char *__asan_default_options(void)
     return "allocator_may_return_null=1";
 }
 
-/* Whichever piece of memory is missing, the body is not called wrong, whatever was wrong with the one before. */
+/* Whichever piece of memory is missing, the body is not called wrong, whatever was wrong with the
+ * one before. */
 static void test_no_memory_is_no_fault_of_the_body(void **state)
 {
     (void)state;

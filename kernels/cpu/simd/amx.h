@@ -1,6 +1,6 @@
-/* The tile registers of Intel's matrix unit (AMX), as gemm_amx.c and attention_amx.c use them: tiles 0
- * to 3 accumulate, 4 and 5 hold x (two blocks of rows), 6 and 7 hold W. With one block of rows only,
- * 2 and 3 are more accumulators for it and 5 is a third tile of W. */
+/* The tile registers of Intel's matrix unit (AMX), as gemm_amx.c and attention_amx.c use them:
+ * tiles 0 to 3 accumulate, 4 and 5 hold x (two blocks of rows), 6 and 7 hold W. With one block of
+ * rows only, 2 and 3 are more accumulators for it and 5 is a third tile of W. */
 #ifndef KERNELS_CPU_SIMD_AMX_H
 #define KERNELS_CPU_SIMD_AMX_H
 

@@ -16,8 +16,8 @@ enum gemm_kind {
     AMX_SPLIT_X, /* x alone is split: 2 products */
 };
 
-/* Words of x that a word of W is multiplied by: two where pairs or bytes are widened (bytes where the
- * processor has no dot product of four), or where x is split. */
+/* Words of x that a word of W is multiplied by: two where pairs or bytes are widened (bytes where
+ * the processor has no dot product of four), or where x is split. */
 #if defined(HAS_DOT_BYTES)
 #define X_WORDS(kind) ((kind) == WIDE || (kind) == AMX_SPLIT_X ? 2 : 1)
 #else

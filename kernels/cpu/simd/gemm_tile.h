@@ -1,4 +1,5 @@
-/* What the tiles of gemm.c and gemm_amx.c share: where their work is, and what their sums become. */
+/* What the tiles of gemm.c and gemm_amx.c share: where their work is, and what their sums
+ * become. */
 #ifndef KERNELS_CPU_SIMD_GEMM_TILE_H
 #define KERNELS_CPU_SIMD_GEMM_TILE_H
 
@@ -25,9 +26,9 @@ struct product {
     int tile, n_tile;
 };
 
-/* Words of K in a range: as many as let the packed rows of the tiles stay in L2 beside a panel while
- * GEMM_SUM_PANELS panels pass, whose partial sums are kept in memory. A single tile takes all of K
- * at once. */
+/* Words of K in a range: as many as let the packed rows of the tiles stay in L2 beside a panel
+ * while GEMM_SUM_PANELS panels pass, whose partial sums are kept in memory. A single tile takes all
+ * of K at once. */
 static inline int range_words(const struct product *p)
 {
     const int n_row = gemm_tile_row(p->g, p->tile + p->n_tile) - gemm_tile_row(p->g, p->tile);
@@ -40,7 +41,8 @@ static inline int range_words(const struct product *p)
 }
 
 /* Multiplies the tiles by one range of one panel. next: the words of W that come after these.
- * partial [GEMM_ROWS, PANEL]: the panel's sums between two ranges; NULL where there is one range. */
+ * partial [GEMM_ROWS, PANEL]: the panel's sums between two ranges; NULL where there is one
+ * range. */
 typedef void panel_fn(void *ctx, const struct k_range *range, int panel, const uint32_t *next,
                       float *partial);
 
@@ -145,8 +147,8 @@ static inline struct outputs outputs_of(const struct gemm *g, const struct tile_
     return o;
 }
 
-/* A rectangle of the tile: n_row <= DONE_ROWS rows from row on, DONE_VECS vectors of each from column
- * col on. */
+/* A rectangle of the tile: n_row <= DONE_ROWS rows from row on, DONE_VECS vectors of each from
+ * column col on. */
 struct rect {
     int row, col;
 };

@@ -28,8 +28,8 @@ enum {
     PREFETCH_FAR = 1024, /* 4 KiB ahead, where the panel comes from memory: into L2 */
 };
 
-/* Prefetches the words that a tile reads soon. Both distances matter: one alone loses up to a fifth of
- * the bandwidth (SPEED.md). */
+/* Prefetches the words that a tile reads soon. Both distances matter: one alone loses up to a fifth
+ * of the bandwidth (SPEED.md). */
 static ALWAYS_INLINE void prefetch_words(const uint32_t *w, int n_word, bool is_far)
 {
     for (int i = 0; i < n_word; i += LINE_WORDS) {

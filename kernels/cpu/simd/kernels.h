@@ -17,8 +17,8 @@
  * Weights are packed in panels of PANEL outputs: word [k][o] of a panel is a 32-bit word that holds
  * the weight(s) of output o for input k (F32), for the inputs 2k and 2k+1 (BF16, low half first),
  * or for 4k to 4k+3 (INT8, low byte first). A panel is one contiguous stream that a tile reads
- * once, front to back. Behind an INT8 panel follow the scales of its outputs, F32, and for each -128
- * times the sum of its weights, I32: instructions want the bytes of x without a sign, 128 too
+ * once, front to back. Behind an INT8 panel follow the scales of its outputs, F32, and for each
+ * -128 times the sum of its weights, I32: instructions want the bytes of x without a sign, 128 too
  * large.
  *
  * Rows of x are packed by tiles of up to tile_rows rows: CHUNK words of each row of the tile, then
@@ -29,8 +29,8 @@
  *
  * Split: each number as the sum of two BF16 numbers, where n_in is a multiple of 2·CHUNK. Of
  * 2·CHUNK inputs CHUNK words of the higher halves come first, then as many of the lower ones.
- * Weights of BF16, which have no lower halves, are packed as above; both halves of x are multiplied by
- * them.
+ * Weights of BF16, which have no lower halves, are packed as above; both halves of x are multiplied
+ * by them.
  *
  *   panel:  k=0: o0 o1 .. o31        tile:  row 0: words 0..15
  *           k=1: o0 o1 .. o31               row 1: words 0..15
@@ -372,7 +372,8 @@ struct logit_part {
 
 enum { LOGIT_PAD = 16 }; /* floats behind the last one, for a vector that starts there */
 
-/* ---- the kernels ------------------------------------------------------------------------------ */
+/* ---- the kernels
+ * ------------------------------------------------------------------------------ */
 
 /* Rows first .. first+n-1 of a tile. */
 typedef void simd_gemm_pack_fn(const struct gemm *g, int tile, int first, int n);

@@ -1,5 +1,5 @@
-/* Layer norm and RMS norm, bound by the bytes of their rows: a row (4 KiB at width 1024) stays in L1
- * during its passes. Shares reached: see SPEED.md. */
+/* Layer norm and RMS norm, bound by the bytes of their rows: a row (4 KiB at width 1024) stays in
+ * L1 during its passes. Shares reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* Rows of a memory's tables at random places: the gather of value rows, and the products of experts.
- * Both are bound by memory; the search among keys is gemm.c's scores and select.c. Shares of the
- * bound reached: see SPEED.md. */
+/* Rows of a memory's tables at random places: the gather of value rows, and the products of
+ * experts. Both are bound by memory; the search among keys is gemm.c's scores and select.c. Shares
+ * of the bound reached: see SPEED.md. */
 #include "kernels/cpu/simd/internal.h"
 
 #include <float.h>
