@@ -45,12 +45,11 @@ struct job {
     int64_t next_window; /* of that item */
     int n_running;       /* sequences running */
     int group;           /* as in struct client, if the client is unknown */
-    bool
-        lacks_traces; /* there was no memory for them; until there is, no other request's get any */
-    bool lacks_pages; /* its next sequence lacks pages, as the cache is now */
-    bool lacked_pages; /* or has lacked them in an earlier turn */
-    int n_passed;      /* sequences admitted since it first did */
-    bool dirty;        /* something was published since the last wake */
+    bool lacks_traces;   /* no memory for them; until there is, no other request's get any */
+    bool lacks_pages;    /* its next sequence lacks pages, as the cache is now */
+    bool lacked_pages;   /* or has lacked them in an earlier turn */
+    int n_passed;        /* sequences admitted since it first did */
+    bool dirty;          /* something was published since the last wake */
     struct job *dirty_next;
     struct job *prev, *next;
 };
