@@ -102,9 +102,12 @@ enum err_code overlays_read_dir(struct overlays *overlays, const char *dir, stru
     enum err_code code = ERR_OK;
     for (int i = 0; i < n; i++) {
         char name[OVERLAY_NAME_MAX];
-        char path[4096];
-        (void)snprintf(path, sizeof path, "%s/%s", dir, entry[i]->d_name);
-        if (code == ERR_OK && stem_of(entry[i]->d_name) > 0) {
+        char path[PATH_MAX];
+        const bool is_overlay = stem_of(entry[i]->d_name) > 0;
+        if (code == ERR_OK && is_overlay) {
+            code = file_path(path, dir, entry[i]->d_name, err);
+        }
+        if (code == ERR_OK && is_overlay) {
             code = name_of(entry[i]->d_name, name)
                        ? put_file(overlays, path, name, err)
                        : err_set(err, ERR_ARGUMENT,

@@ -1,6 +1,7 @@
 /* What all kinds of tokenizer have in common; see tokenizer.h and tokenizer_impl.h. */
 #include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
+#include "models/file.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -10,16 +11,6 @@
 
 static const size_t text_bytes_max = (size_t)256 << 20;
 
-static enum err_code path_in(char path[PATH_MAX], const char *dir, const char *name,
-                             struct err *err)
-{
-    const int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
-    return n >= 0 && n < PATH_MAX
-               ? ERR_OK
-               : err_set(err, ERR_ARGUMENT, "the tokenizer's path is longer than %d bytes",
-                         PATH_MAX - 1);
-}
-
 /* The file of dir that text is read with. A SentencePiece model comes first, since tokenizer.json
  * beside it is only a translation of it; tokenizer.json comes before a rank file, since it has the
  * special tokens too. */
@@ -28,7 +19,7 @@ static enum err_code find_file(char path[PATH_MAX], const char *dir, struct err 
     static const char *const names[] = {"tokenizer.model", "tokenizer.json", "tokenizer.model",
                                         "vocab.json", "encoder.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (path_in(path, dir, names[i], err) != ERR_OK) {
+        if (file_path(path, dir, names[i], err) != ERR_OK) {
             return ERR_ARGUMENT;
         }
         const bool ranks = i == 0 && tokenizer_bpe_kind(path) == BPE_FILE_RANKS;
@@ -36,7 +27,7 @@ static enum err_code find_file(char path[PATH_MAX], const char *dir, struct err 
             return ERR_OK;
         }
     }
-    return path_in(path, dir, names[0], err);
+    return file_path(path, dir, names[0], err);
 }
 
 enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, const char *path,
@@ -48,7 +39,7 @@ enum err_code tokenizer_open(struct tokenizer **tokenizer, const char *dir, cons
     const char *file = path;
     if (path == NULL) {
         const enum err_code code =
-            is_list ? path_in(found, dir, "vocab.txt", err) : find_file(found, dir, err);
+            is_list ? file_path(found, dir, "vocab.txt", err) : find_file(found, dir, err);
         if (code != ERR_OK) {
             return code;
         }

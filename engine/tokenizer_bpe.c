@@ -413,7 +413,7 @@ static enum err_code read_merges_file(char **text, size_t *bytes, char path[PATH
         return err_set(err, ERR_ARGUMENT, "the tokenizer's path is longer than %d bytes",
                        PATH_MAX - 1);
     }
-    return vocab_read_file(text, bytes, path, file_bytes_max, true, err);
+    return file_read(text, bytes, path, file_bytes_max, true, err);
 }
 
 enum err_code tokenizer_bpe_open(struct tokenizer **tokenizer, const char *path, int n_vocab,
@@ -424,7 +424,7 @@ enum err_code tokenizer_bpe_open(struct tokenizer **tokenizer, const char *path,
     char *merges = NULL;
     char merges_path[PATH_MAX];
     struct bpe_source source = {.path = path, .merges_path = merges_path};
-    enum err_code code = vocab_read_file(&text, &source.bytes, path, file_bytes_max, false, err);
+    enum err_code code = file_read(&text, &source.bytes, path, file_bytes_max, false, err);
     if (code == ERR_OK) {
         code = read_merges_file(&merges, &source.merges_bytes, merges_path, path, err);
     }

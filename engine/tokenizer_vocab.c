@@ -16,6 +16,7 @@
 #include "engine/tokenizer_impl.h"
 #include "engine/vocab.h"
 #include "engine/whitespace.h"
+#include "models/file.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -330,9 +331,9 @@ enum err_code tokenizer_vocab_open(struct tokenizer **tokenizer, const char *pat
     struct source vocabulary = {.path = path};
     struct source codes = {.path = codes_path};
     enum err_code code =
-        vocab_read_file(&vocabulary.text, &vocabulary.bytes, path, vocab_bytes_max, false, err);
+        file_read(&vocabulary.text, &vocabulary.bytes, path, vocab_bytes_max, false, err);
     if (code == ERR_OK && strcmp(kind, kind_names[KIND_XLM]) == 0) {
-        code = vocab_read_file(&codes.text, &codes.bytes, codes_path, codes_bytes_max, true, err);
+        code = file_read(&codes.text, &codes.bytes, codes_path, codes_bytes_max, true, err);
     }
     if (code != ERR_OK) {
         free(vocabulary.text);

@@ -1,62 +1,9 @@
 /* See vocab.h. */
 #include "engine/vocab.h"
 #include "engine/utf8.h"
-#include "models/file.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- the file ------------------------------------------------------------------------------ */
-
-static enum err_code read_open_file(char **text, size_t *bytes, FILE *file, const char *path,
-                                    size_t bytes_max, struct err *err)
-{
-    size_t room = 1 << 16;
-    size_t n = 0;
-    char *grown = NULL;
-    for (;;) {
-        /* A read of one byte more than allowed detects a file that is too long, whatever its size
-         * claims. */
-        room = room > bytes_max ? bytes_max + 1 : room;
-        char *const more = realloc(grown, room + 1);
-        if (more == NULL) {
-            free(grown);
-            return err_set(err, ERR_MEMORY, "%s: no memory for %zu bytes", path, room + 1);
-        }
-        grown = more;
-        n += fread(grown + n, 1, room - n, file);
-        if (n < room || n > bytes_max) {
-            break;
-        }
-        room *= 2;
-    }
-    if (ferror(file) || n > bytes_max) {
-        free(grown);
-        return n > bytes_max ? err_set(err, ERR_FORMAT, "%s: longer than the limit of %zu bytes",
-                                       path, bytes_max)
-                             : err_set(err, ERR_IO, "%s: cannot read: %s", path, strerror(errno));
-    }
-    grown[n] = '\0';
-    *text = grown;
-    *bytes = n;
-    return ERR_OK;
-}
-
-enum err_code vocab_read_file(char **text, size_t *bytes, const char *path, size_t bytes_max,
-                              bool optional, struct err *err)
-{
-    *text = NULL;
-    *bytes = 0;
-    FILE *file = NULL;
-    enum err_code code = file_open(&file, path, optional, err);
-    if (file != NULL) {
-        code = read_open_file(text, bytes, file, path, bytes_max, err);
-        (void)fclose(file);
-    }
-    return code;
-}
 
 /* ---- its words ----------------------------------------------------------------------------- */
 

@@ -19,9 +19,4 @@ enum err_code vocab_parse(struct vocab *vocab, char *text, size_t bytes, const c
                           int n_word, struct err *err);
 void vocab_close(struct vocab *vocab); /* a zeroed vocabulary is fine */
 
-/* Reads path, at most bytes_max bytes, into *text: malloc'd, with a NUL after its *bytes. With
- * optional, a missing file leaves *text NULL without an error. */
-enum err_code vocab_read_file(char **text, size_t *bytes, const char *path, size_t bytes_max,
-                              bool optional, struct err *err);
-
 #endif

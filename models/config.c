@@ -8,6 +8,7 @@
 #include "models/config_memory.h"
 #include "models/config_rope.h"
 #include "models/family.h"
+#include "models/file.h"
 #include "models/json_file.h"
 #include "models/read.h"
 
@@ -400,13 +401,11 @@ enum err_code config_parse(struct config *config, const char *text, size_t bytes
 enum err_code config_read(struct config *config, const char *dir, struct err *err)
 {
     char path[PATH_MAX];
-    const int n = snprintf(path, sizeof path, "%s/config.json", dir);
-    if (n < 0 || (size_t)n >= sizeof path) {
-        return err_set(err, ERR_ARGUMENT, "model directory's path is longer than %d bytes",
-                       PATH_MAX - 1);
+    if (file_path(path, dir, "config.json", err) != ERR_OK) {
+        return err->code;
     }
     json_t *root = NULL;
-    enum err_code code = json_file_read(&root, path, CONFIG_BYTES_MAX, err);
+    enum err_code code = json_file_read(&root, path, CONFIG_BYTES_MAX, false, err);
     if (code == ERR_OK) {
         code = config_from_json(config, root, path, err);
     }

@@ -120,20 +120,12 @@ enum err_code generation_config_read(struct model_sampling *sampling, const char
 {
     *sampling = MODEL_SAMPLING_PLAIN;
     char path[PATH_MAX];
-    const int n = snprintf(path, sizeof path, "%s/generation_config.json", dir);
-    if (n < 0 || (size_t)n >= sizeof path) {
-        return err_set(err, ERR_ARGUMENT, "model directory's path is longer than %d bytes",
-                       PATH_MAX - 1);
+    if (file_path(path, dir, "generation_config.json", err) != ERR_OK) {
+        return err->code;
     }
-    FILE *file = NULL;
-    enum err_code code = file_open(&file, path, true, err);
-    if (code != ERR_OK || file == NULL) {
-        return code;
-    }
-    (void)fclose(file);
     json_t *root = NULL;
-    code = json_file_read(&root, path, GENERATION_CONFIG_BYTES_MAX, err);
-    if (code == ERR_OK) {
+    enum err_code code = json_file_read(&root, path, GENERATION_CONFIG_BYTES_MAX, true, err);
+    if (root != NULL) {
         code = from_json(sampling, root, path, err);
     }
     json_decref(root);

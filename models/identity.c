@@ -263,41 +263,20 @@ void identity_free(struct identity *identity)
     }
 }
 
-static enum err_code join(char path[PATH_MAX], const char *dir, const char *name, struct err *err)
-{
-    const int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
-    return n >= 0 && n < PATH_MAX
-               ? ERR_OK
-               : err_set(err, ERR_ARGUMENT, "model directory's path is longer than %d bytes",
-                         PATH_MAX - 1);
-}
-
 enum err_code identity_read(struct identity **identity, const char *dir, struct err *err)
 {
     *identity = NULL;
     char path[PATH_MAX];
-    FILE *file = NULL;
-    enum err_code code = join(path, dir, IDENTITY_NAME, err);
+    char *text = NULL;
+    size_t bytes = 0;
+    enum err_code code = file_path(path, dir, IDENTITY_NAME, err);
     if (code == ERR_OK) {
-        code = file_open(&file, path, true, err);
+        code = file_read(&text, &bytes, path, IDENTITY_BYTES_MAX, true, err);
     }
-    if (code != ERR_OK || file == NULL) {
-        return code;
-    }
-    char *const text = malloc(IDENTITY_BYTES_MAX + 1);
-    const size_t bytes = text != NULL ? fread(text, 1, IDENTITY_BYTES_MAX + 1, file) : 0;
-    if (text == NULL) {
-        code = err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
-    } else if (ferror(file)) {
-        code = err_set(err, ERR_IO, "%s: cannot read: %s", path, strerror(errno));
-    } else if (bytes > IDENTITY_BYTES_MAX) {
-        code = err_set(err, ERR_FORMAT, "%s: longer than the limit of %d bytes", path,
-                       IDENTITY_BYTES_MAX);
-    } else {
+    if (text != NULL) {
         code = identity_parse(identity, text, bytes, path, err);
     }
     free(text);
-    (void)fclose(file);
     return code;
 }
 
@@ -310,7 +289,7 @@ static enum err_code check_file(const struct identity_file *file, const char *di
     char hex[SHA256_HEX];
     FILE *opened = NULL;
     struct sha256 sum;
-    enum err_code code = join(path, dir, file->name, err);
+    enum err_code code = file_path(path, dir, file->name, err);
     if (code == ERR_OK) {
         code = file_open(&opened, path, false, err);
     }

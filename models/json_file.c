@@ -2,7 +2,6 @@
 #include "models/json_file.h"
 #include "models/file.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -108,34 +107,16 @@ enum err_code json_file_parse(json_t **root, const char *text, size_t bytes, con
     return ERR_OK;
 }
 
-enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, struct err *err)
+enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, bool optional,
+                             struct err *err)
 {
     *root = NULL;
     char *text = NULL;
-    FILE *file = NULL;
-    enum err_code code = file_open(&file, path, false, err);
-    if (code != ERR_OK) {
-        return code;
+    size_t bytes = 0;
+    enum err_code code = file_read(&text, &bytes, path, bytes_max, optional, err);
+    if (text != NULL) {
+        code = json_file_parse(root, text, bytes, path, err);
     }
-    /* A read of one byte more than allowed detects a file that is too long, whatever its size
-     * claims. */
-    text = malloc(bytes_max + 1);
-    if (text == NULL) {
-        code = err_set(err, ERR_MEMORY, "%s: no memory for %zu bytes", path, bytes_max + 1);
-        goto done;
-    }
-    const size_t bytes = fread(text, 1, bytes_max + 1, file);
-    if (ferror(file)) {
-        code = err_set(err, ERR_IO, "%s: cannot read: %s", path, strerror(errno));
-        goto done;
-    }
-    if (bytes > bytes_max) {
-        code = err_set(err, ERR_FORMAT, "%s: longer than the limit of %zu bytes", path, bytes_max);
-        goto done;
-    }
-    code = json_file_parse(root, text, bytes, path, err);
-done:
     free(text);
-    (void)fclose(file);
     return code;
 }

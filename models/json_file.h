@@ -16,9 +16,10 @@
 json_t *json_read(const char *text, size_t bytes, size_t flags, json_error_t *fault,
                   bool *no_memory);
 
-/* Reads path, at most bytes_max bytes of it (a larger file is an error). Owner of *root: the
- * caller, by json_decref. */
-enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, struct err *err);
+/* Reads path, at most bytes_max bytes of it (a larger file is an error). With optional, a missing
+ * file leaves *root NULL without an error. Owner of *root: the caller, by json_decref. */
+enum err_code json_file_read(json_t **root, const char *path, size_t bytes_max, bool optional,
+                             struct err *err);
 
 /* The same for text of the given length; path is only named in errors. Duplicate keys, text after
  * the object and anything that is no object are errors. */

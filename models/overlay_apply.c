@@ -2,6 +2,7 @@
 #include "models/overlay_apply.h"
 
 #include "kernels/int8.h"
+#include "models/file.h"
 #include "models/identity.h"
 #include "models/mapped.h"
 #include "models/table.h"
@@ -28,13 +29,6 @@ struct apply {
     struct overlay overlay;
     float *row; /* Owner: this. [2, width] */
 };
-
-static enum err_code join(char path[PATH_MAX], const char *dir, const char *name, struct err *err)
-{
-    const int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
-    return n > 0 && n < PATH_MAX ? ERR_OK
-                                 : err_set(err, ERR_ARGUMENT, "%s: the path is too long", dir);
-}
 
 static enum err_code failed(const char *path, const char *what, struct err *err)
 {
@@ -67,8 +61,8 @@ static enum err_code copy_file(const struct apply *it, const char *name, struct 
     char from_path[PATH_MAX];
     char to_path[PATH_MAX];
     struct stat status;
-    if (join(from_path, it->base, name, err) != ERR_OK ||
-        join(to_path, it->part, name, err) != ERR_OK) {
+    if (file_path(from_path, it->base, name, err) != ERR_OK ||
+        file_path(to_path, it->part, name, err) != ERR_OK) {
         return err->code;
     }
     if (stat(from_path, &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -118,7 +112,7 @@ static void remove_part(const struct apply *it)
     for (const struct dirent *entry = dir != NULL ? readdir(dir) : NULL; entry != NULL;
          entry = readdir(dir)) {
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            join(path, it->part, entry->d_name, NULL) == ERR_OK) {
+            file_path(path, it->part, entry->d_name, NULL) == ERR_OK) {
             (void)unlink(path);
         }
     }
@@ -153,7 +147,7 @@ static enum err_code copy_open(struct copy *copy, const struct apply *it,
     struct safetensors st;
     const char *const slash = strrchr(entry->path, '/');
     copy->map = MAP_FAILED;
-    if (join(copy->path, it->part, slash != NULL ? slash + 1 : entry->path, err) != ERR_OK) {
+    if (file_path(copy->path, it->part, slash != NULL ? slash + 1 : entry->path, err) != ERR_OK) {
         return err->code;
     }
     const int fd = open(copy->path, O_RDWR | O_CLOEXEC);

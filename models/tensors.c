@@ -1,5 +1,6 @@
 /* The mapped files of a model directory: see tensors.h. */
 #include "models/tensors.h"
+#include "models/file.h"
 #include "models/json_file.h"
 #include "models/mapped.h"
 
@@ -29,17 +30,6 @@ struct tensors {
 };
 
 /* ---- files -------------------------------------------------------------------------------- */
-
-static enum err_code join_path(char path[PATH_MAX], const char *dir, const char *name,
-                               struct err *err)
-{
-    const int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
-    if (n < 0 || n >= PATH_MAX) {
-        return err_set(err, ERR_ARGUMENT, "the path of %.64s is longer than %d bytes", name,
-                       PATH_MAX - 1);
-    }
-    return ERR_OK;
-}
 
 static enum err_code map_file(struct shard *shard, struct err *err)
 {
@@ -99,7 +89,7 @@ static enum err_code map_shards(struct tensors *tensors, const json_t *weight_ma
             return err_set(err, ERR_FORMAT, "%s: more than %d shards", index_path, N_SHARD_MAX);
         }
         struct shard *const shard = &tensors->shard[tensors->n_shard++];
-        enum err_code code = join_path(shard->path, dir, name, err);
+        enum err_code code = file_path(shard->path, dir, name, err);
         if (code == ERR_OK) {
             code = map_file(shard, err);
         }
@@ -223,7 +213,7 @@ static enum err_code open_sharded(struct tensors *tensors, const char *dir, cons
                                   struct err *err)
 {
     json_t *root = NULL;
-    enum err_code code = json_file_read(&root, index_path, INDEX_BYTES_MAX, err);
+    enum err_code code = json_file_read(&root, index_path, INDEX_BYTES_MAX, false, err);
     if (code != ERR_OK) {
         return code;
     }
@@ -250,9 +240,9 @@ enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err
     *tensors = NULL;
     char single[PATH_MAX];
     char sharded[PATH_MAX];
-    enum err_code code = join_path(single, dir, "model.safetensors", err);
+    enum err_code code = file_path(single, dir, "model.safetensors", err);
     if (code == ERR_OK) {
-        code = join_path(sharded, dir, "model.safetensors.index.json", err);
+        code = file_path(sharded, dir, "model.safetensors.index.json", err);
     }
     if (code != ERR_OK) {
         return code;
