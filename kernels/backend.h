@@ -104,8 +104,8 @@ struct backend {
     size_t memory_bytes; /* memory usable for weights and cache; 0 = unknown */
     bool is_host;        /* its memory is the host's: it reads mapped files in place */
     bool has_int8;       /* makes I8 weights */
-    bool
-        has_f16; /* makes F16 matrices, and reads values and experts as F16 where their source is */
+    /* Makes F16 matrices, and reads values and experts as F16 where their source is. */
+    bool has_f16;
     bool has_int8_slots; /* reads values and experts of memories as I8 where their source is */
     bool prefers_bf16;   /* products of BF16 and F16 weights are many times as fast as of F32 */
     int n_tok_good;      /* rows of a step beyond which more give hardly more rows per second */

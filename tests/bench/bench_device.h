@@ -14,8 +14,8 @@ struct bench {
     float top_p;     /* of steps: 1 draws greedily, less at temperature 1 */
     bool runs_ahead; /* decode steps: --ahead */
     bool cpu_clock;  /* samples are processor time, not wall time */
-    int64_t
-        cold_bytes; /* ops sweep over at least so many bytes of weights: more than a cache holds */
+    /* Ops sweep over at least so many bytes of weights: more than a cache holds. */
+    int64_t cold_bytes;
 };
 
 /* Row counts of one part of the benchmark: "decode:1,8,32". */
