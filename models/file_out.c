@@ -2,6 +2,7 @@
 #include "models/file_out.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -41,13 +42,21 @@ enum err_code file_out_check(const char *path, struct err *err)
     return code;
 }
 
-bool file_out_is_input(const char *path, const char *input)
+enum err_code file_out_check_apart(const char *option, const char *path, const char *const *input,
+                                   int n, struct err *err)
 {
     struct stat own;
     struct stat other;
-    return stat(path, &own) == 0 && S_ISREG(own.st_mode) &&
-           (strcmp(input, "-") == 0 ? fstat(STDIN_FILENO, &other) : stat(input, &other)) == 0 &&
-           own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+    for (int i = 0; i < n && stat(path, &own) == 0 && S_ISREG(own.st_mode); i++) {
+        const bool standard = strcmp(input[i], "-") == 0;
+        if ((standard ? fstat(STDIN_FILENO, &other) : stat(input[i], &other)) == 0 &&
+            own.st_dev == other.st_dev && own.st_ino == other.st_ino) {
+            return err_set(err, ERR_ARGUMENT,
+                           "%s: %s would be written and is an input too: give another name", option,
+                           path);
+        }
+    }
+    return ERR_OK;
 }
 
 enum err_code file_out_close(struct file_out *out, enum err_code code, struct err *err)

@@ -6,7 +6,6 @@
 
 #include "kernels/err.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 
 struct file_out {
@@ -22,8 +21,10 @@ enum err_code file_out_check(const char *path, struct err *err);
 /* With code ERR_OK the file gets its name; else it is removed. Returns code, or what goes wrong
  * now. Zeroed is fine. */
 enum err_code file_out_close(struct file_out *out, enum err_code code, struct err *err);
-/* Whether path is the regular file that is read as input; "-" is standard input. */
-bool file_out_is_input(const char *path, const char *input);
+/* Whether path, if it is a regular file, is none of the n inputs; "-" is standard input.
+ * ERR_ARGUMENT names the option that path is of. */
+enum err_code file_out_check_apart(const char *option, const char *path, const char *const *input,
+                                   int n, struct err *err);
 /* That it cannot be written, for the reason in errno. */
 enum err_code file_out_failed(const struct file_out *out, struct err *err);
 

@@ -5,7 +5,6 @@
 #include "models/json_file.h"
 
 #include <limits.h>
-#include <stdio.h>
 
 /* Which end of min .. max is excluded. */
 enum open_end { OPEN_NO_END, OPEN_LOW, OPEN_HIGH };

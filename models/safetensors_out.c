@@ -2,6 +2,7 @@
 #include "models/safetensors_out.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -25,6 +25,8 @@ int cmd_memory_inspect(const struct options *options);
 /* Prints "pkmserve: <message>" and returns the exit status: 2 for ERR_ARGUMENT,
  * else 1. */
 int cmd_fail(const struct err *err);
+/* How messages name an input: "-" is "standard input". */
+const char *cmd_shown_path(const char *path);
 /* Prints text and a newline on standard output. */
 void cmd_print(struct text *text);
 

@@ -195,11 +195,6 @@ enum err_code cmd_read_file(struct text *text, const char *path, struct err *err
     return code;
 }
 
-static const char *shown_path(const char *path)
-{
-    return strcmp(path, "-") == 0 ? "standard input" : path;
-}
-
 static enum err_code put_ids(struct text *body, const struct text *input, int n_vocab,
                              const char *path, struct err *err)
 {
@@ -243,7 +238,7 @@ static enum err_code put_ids(struct text *body, const struct text *input, int n_
 enum err_code cmd_put_input(struct text *body, const struct text *input, bool ids, int n_vocab,
                             const char *path, struct err *err)
 {
-    const char *const shown = shown_path(path);
+    const char *const shown = cmd_shown_path(path);
     if (ids) {
         return put_ids(body, input, n_vocab, shown, err);
     }
@@ -307,14 +302,8 @@ enum err_code cmd_check_output(const char *option, const char *path, const struc
 {
     int n = 0;
     const char *const *const input = cmd_paths(options, &n);
-    for (int i = 0; i < n; i++) {
-        if (file_out_is_input(path, input[i])) {
-            return err_set(err, ERR_ARGUMENT,
-                           "%s: %s would be written and is an input too: give another name", option,
-                           path);
-        }
-    }
-    return file_out_check(path, err);
+    const enum err_code code = file_out_check_apart(option, path, input, n, err);
+    return code == ERR_OK ? file_out_check(path, err) : code;
 }
 
 static bool ends_with(const char *path, const char *ending)
@@ -354,7 +343,7 @@ static bool is_json_lines(const struct text *text)
 static enum err_code check_text(const struct text *text, const char *path, bool as_text,
                                 struct err *err)
 {
-    const char *const shown = shown_path(path);
+    const char *const shown = cmd_shown_path(path);
     if (text->n == 0) {
         return err_set(err, ERR_FORMAT, "%s: is empty: there is nothing to score", shown);
     }

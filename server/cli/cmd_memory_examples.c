@@ -180,7 +180,7 @@ static enum err_code fill_place(struct place *place, const struct examples *it,
     struct text words = {0};
     place->token = item->ids[p];
     place->line = text->line;
-    place->file = strdup(strcmp(text->path, "-") == 0 ? "standard input" : text->path);
+    place->file = strdup(cmd_shown_path(text->path));
     if (it->tokenizer != NULL) {
         json_key(&words, "before");
         put_words(&words, it, item, p > BEFORE ? p - BEFORE : 0, p);

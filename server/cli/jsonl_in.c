@@ -1,4 +1,5 @@
 /* Lines of several files, compressed or not, front to back in bounded memory: see jsonl_files.h. */
+#include "server/cli/cmd.h"
 #include "server/cli/jsonl_files.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@ static bool is_standard(const char *path)
 
 const char *jsonl_in_name(const struct jsonl_in *in, int file)
 {
-    return is_standard(in->path[file]) ? "standard input" : in->path[file];
+    return cmd_shown_path(in->path[file]);
 }
 
 static enum err_code open_next(struct jsonl_in *in, struct err *err)

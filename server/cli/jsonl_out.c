@@ -32,13 +32,8 @@ static enum err_code check_outputs(const struct jsonl_out *out, const struct jso
     char path[PREFIX_MAX + 8];
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
         (void)snprintf(path, sizeof path, "%.4200s%s", out->path, endings[i]);
-        for (int j = 0; j < in->n; j++) {
-            if (file_out_is_input(path, in->path[j])) {
-                return err_set(err, ERR_ARGUMENT,
-                               "--output: %s would be written and is an input too: give another "
-                               "name",
-                               path);
-            }
+        if (file_out_check_apart("--output", path, in->path, in->n, err) != ERR_OK) {
+            return err->code;
         }
     }
     return ERR_OK;
@@ -208,12 +203,6 @@ static size_t put_place(char place[PREFIX_MAX], const char *name, int64_t number
     return (size_t)n;
 }
 
-static const char *last_part(const char *path)
-{
-    const char *const slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
-}
-
 /* Bytes of FILE in a fault's "FILE:LINE: ", and the line; -1: it does not begin so. */
 static int64_t place_of(const struct faults *faults, int64_t *number)
 {
@@ -250,10 +239,10 @@ static bool is_about(const struct faults *faults, const struct jsonl_in *in, int
     }
     int n_same = 0;
     for (int i = 0; i < in->n; i++) {
-        n_same += strcmp(last_part(jsonl_in_name(in, i)), last_part(name)) == 0;
+        n_same += strcmp(basename(jsonl_in_name(in, i)), basename(name)) == 0;
     }
     (void)snprintf(place, sizeof place, "%.*s", (int)n_file, faults->line);
-    return n_same == 1 && strcmp(last_part(place), last_part(name)) == 0;
+    return n_same == 1 && strcmp(basename(place), basename(name)) == 0;
 }
 
 /* Whether the next fault is about the line that was just read; if so, moves on to the next

@@ -1,6 +1,7 @@
 /* Makes, compares and writes the records of runs: see jsonl_record.h. */
 #include "server/cli/jsonl_record.h"
 
+#include "models/file_out.h"
 #include "models/sha256.h"
 
 #include <dirent.h>
@@ -136,8 +137,7 @@ enum err_code jsonl_record_make(struct text *record, const char *doing,
     text_add(record, defaults->data, defaults->n);
     text_puts(record, "\ninput");
     for (int i = 0; i < in->n; i++) {
-        const char *const slash = strrchr(in->path[i], '/');
-        text_printf(record, " %s", slash != NULL ? slash + 1 : in->path[i]);
+        text_printf(record, " %s", basename(in->path[i]));
     }
     text_printf(record, "\nshard %lld/%lld\n", (long long)in->shard.index, (long long)in->shard.of);
     return record->failed ? err_set(err, ERR_MEMORY, "no memory for the record of the run")
@@ -275,19 +275,12 @@ static enum err_code compare_shards(const struct text *record, const char *own, 
 /* Completely or not at all, so that a kill leaves no half of it. */
 static enum err_code write_file(const struct text *record, const char *path, struct err *err)
 {
-    char draft[PATH_BYTES + 8];
-    (void)snprintf(draft, sizeof draft, "%s.new", path);
-    const int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        return err_set(err, ERR_IO, "%.400s: cannot be opened for writing: %s", draft,
-                       strerror(errno));
+    struct file_out out;
+    const enum err_code code = file_out_open(&out, path, err);
+    if (code == ERR_OK) {
+        (void)fwrite(record->data, 1, record->n, out.file); /* file_out_close reports failures */
     }
-    enum err_code code = codec_put(fd, record->data, record->n, draft, err);
-    (void)close(fd);
-    if (code == ERR_OK && rename(draft, path) != 0) {
-        code = err_set(err, ERR_IO, "%.400s: cannot be written: %s", path, strerror(errno));
-    }
-    return code;
+    return file_out_close(&out, code, err);
 }
 
 /* The name of the output's record; false: it has none. */

@@ -379,6 +379,14 @@ static void watch_left(struct watch_conn *conn)
     }
 }
 
+/* What the kernel knows of a connection; all 0 if it fails. */
+static bool watch_tcp(struct tcp_info *info, int fd)
+{
+    socklen_t bytes = sizeof *info;
+    memset(info, 0, sizeof *info);
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &bytes) == 0;
+}
+
 /* A kept-alive connection has the keep-alive time until the next head's first byte. The library
  * does not say when that comes, the kernel's counter does. Under the mutex, while IDLE. */
 static void watch_kept(struct watch_conn *conn, const struct tcp_info *info, int64_t now_us)
@@ -408,11 +416,10 @@ static bool watch_missed_end(struct watch_conn *conn, const struct tcp_info *inf
 static void watch_reader(struct watch_conn *conn, int64_t now_us)
 {
     const struct watch_config *const config = &conn->watch->config;
-    struct tcp_info info = {0};
-    socklen_t bytes = sizeof info;
+    struct tcp_info info;
     int waiting = 0; /* bytes in the kernel that the client has not acknowledged */
     if (config->min_read_rate == 0 || ioctl(conn->fd, SIOCOUTQ, &waiting) != 0 || waiting == 0 ||
-        getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
+        !watch_tcp(&info, conn->fd)) {
         conn->read_us = 0;
         return;
     }
@@ -441,9 +448,8 @@ static void watch_tick(struct watch_conn *conn, int64_t now_us)
         watch_reader(conn, now_us);
         return;
     }
-    struct tcp_info info = {0};
-    socklen_t bytes = sizeof info;
-    (void)getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes);
+    struct tcp_info info;
+    (void)watch_tcp(&info, conn->fd);
     if (conn->state == CONN_IDLE) {
         watch_kept(conn, &info, now_us);
     }
