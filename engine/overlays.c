@@ -98,7 +98,7 @@ void overlays_unref(struct overlay_version *version)
 struct overlay_name *overlays_find_name(struct overlays *overlays, const char *name)
 {
     for (int i = 0; i < OVERLAYS_MAX; i++) {
-        if (overlays->name[i].name[0] != '\0' && strcmp(overlays->name[i].name, name) == 0) {
+        if (overlays->name[i].newest != NULL && strcmp(overlays->name[i].name, name) == 0) {
             return &overlays->name[i];
         }
     }
@@ -134,6 +134,28 @@ static bool take_room(struct overlays *overlays, struct overlay_version *version
     return fits;
 }
 
+/* The entry for a name that is or will be there: its own, else one that was never used, else that
+ * of a deleted name; NULL if there are too many names. Under the lock. */
+static struct overlay_name *entry_for(struct overlays *overlays, const char *name)
+{
+    struct overlay_name *unused = NULL;
+    for (int i = 0; i < OVERLAYS_MAX; i++) {
+        struct overlay_name *const entry = &overlays->name[i];
+        if (strcmp(entry->name, name) == 0) {
+            return entry;
+        }
+        if (entry->newest == NULL &&
+            (unused == NULL || (unused->name[0] != '\0' && entry->name[0] == '\0'))) {
+            unused = entry;
+        }
+    }
+    if (unused != NULL) {
+        *unused = (struct overlay_name){0};
+        (void)snprintf(unused->name, sizeof unused->name, "%s", name);
+    }
+    return unused;
+}
+
 /* Makes the version the newest of its name, which takes over its reference. false: there are too
  * many names. */
 static bool publish(struct overlays *overlays, struct overlay_version *version,
@@ -141,14 +163,7 @@ static bool publish(struct overlays *overlays, struct overlay_version *version,
 {
     struct overlay_version *before = NULL;
     pthread_mutex_lock(&overlays->lock);
-    struct overlay_name *name = overlays_find_name(overlays, version->info.name);
-    for (int i = 0; name == NULL && i < OVERLAYS_MAX; i++) {
-        if (overlays->name[i].name[0] == '\0') {
-            name = &overlays->name[i];
-            *name = (struct overlay_name){0};
-            memcpy(name->name, version->info.name, sizeof name->name);
-        }
-    }
+    struct overlay_name *const name = entry_for(overlays, version->info.name);
     if (name != NULL) {
         before = name->newest;
         version->info.version = ++name->n_version;
@@ -390,7 +405,7 @@ bool overlays_delete(struct overlays *overlays, const char *name)
     struct overlay_name *const entry = overlays_find_name(overlays, name);
     if (entry != NULL) {
         newest = entry->newest;
-        *entry = (struct overlay_name){0};
+        entry->newest = NULL;
     }
     pthread_mutex_unlock(&overlays->lock);
     overlays_unref(newest);

@@ -26,10 +26,12 @@ struct overlay_version {
     unsigned char digest[SHA256_BYTES];           /* of the changes to the rows */
 };
 
+/* A name that was deleted keeps its entry, so that its versions go on counting, until another name
+ * needs it. */
 struct overlay_name {
-    char name[OVERLAY_NAME_MAX]; /* "" = free */
-    struct overlay_version *newest;
-    int n_version;
+    char name[OVERLAY_NAME_MAX];    /* "" = was never used */
+    struct overlay_version *newest; /* NULL = there is none: deleted, or never used */
+    int n_version;                  /* versions that there have been */
     int64_t n_request;
 };
 
@@ -64,7 +66,7 @@ struct overlays {
 
 /* Drops a reference; the last one gives its room back. NULL is fine. */
 void overlays_unref(struct overlay_version *version);
-/* The name's entry, or NULL. Under the lock. */
+/* The entry of a name that has a version, or NULL. Under the lock. */
 struct overlay_name *overlays_find_name(struct overlays *overlays, const char *name);
 /* Copies the description of the newest version. Under the lock. */
 void overlays_tell_newest(const struct overlay_name *name, struct overlay_info *info);

@@ -16,7 +16,7 @@ int overlays_list(struct overlays *overlays, struct overlay_info *info, int n_ma
     int n = 0;
     pthread_mutex_lock(&overlays->lock);
     for (int i = 0; i < OVERLAYS_MAX && n < n_max; i++) {
-        if (overlays->name[i].name[0] != '\0') {
+        if (overlays->name[i].newest != NULL) {
             overlays_tell_newest(&overlays->name[i], &info[n++]);
         }
     }

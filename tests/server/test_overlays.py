@@ -201,6 +201,23 @@ def test_versions_while_requests_run(base, changed):
         eventually(lambda: s.metric_of("overlay_bytes") == 0, "all room is given back")
         assert s.ask("GET", "/memory/overlays").json() == {"object": "list", "data": [], "bytes": 0,
                                                            "bytes_max": 16 << 20}
+        # A version is never another content, not even after DELETE.
+        assert s.put("acme", base.overlay({0: (slots[:7], "BF16", rows[:7])}))["version"] == 3
+        assert s.put("other", base.overlay({0: (slots[:7], "BF16", rows[:7])}))["version"] == 1
+
+
+def test_deleted_names_leave_room_for_others(base):
+    """Of 256 names none is lost to those that were deleted."""
+    one = base.overlay({0: ([3], "BF16", base.table(0)[:1])})
+    with Admin("--overlay-bytes", str(1 << 20), model=base.directory) as s:
+        for i in range(256):
+            assert s.put("a%d" % i, one)["version"] == 1
+        error_of(s.ask("PUT", "/memory/overlays/more", data=one), 413, "overlays_full")
+        for i in (7, 9):
+            assert s.ask("DELETE", "/memory/overlays/a%d" % i).status_code == 200
+        assert s.put("a9", one)["version"] == 2 and s.put("more", one)["version"] == 1
+        error_of(s.ask("PUT", "/memory/overlays/a7", data=one), 413, "overlays_full")
+        assert len(s.ask("GET", "/memory/overlays").json()["data"]) == 256
 
 
 def test_metrics(server):
