@@ -84,10 +84,7 @@ static size_t before(const char *text, size_t at)
 
 static bool is_word(const char *text, size_t bytes, size_t at)
 {
-    const struct utf8_char c = utf8_next(text + at, bytes - at);
-    const enum unicode_class class = unicode_class(c.code);
-    return class == UNICODE_LETTER || class == UNICODE_NUMBER || class == UNICODE_MARK ||
-           c.code == '_';
+    return unicode_is_word(utf8_next(text + at, bytes - at).code);
 }
 
 static bool is_space(const char *text, size_t bytes, size_t at)

@@ -28,15 +28,15 @@ const char *pretokenizer_pattern(enum pretokenizer kind)
 /* Sets of classes. */
 enum {
     LETTERS = 1 << UNICODE_LETTER,
-    NUMBERS = 1 << UNICODE_NUMBER,
+    NUMBERS = 1 << UNICODE_NUMBER | 1 << UNICODE_OTHER_NUMBER,
     MARKS = 1 << UNICODE_MARK,
-    OTHERS = 1 << UNICODE_OTHER,
+    OTHERS = 1 << UNICODE_OTHER | 1 << UNICODE_JOINER,
     SPACES = 1 << UNICODE_SPACE,
     NOTHING = 0, /* behind the end of the text */
 };
 
 struct glyph {
-    unsigned set; /* the set that consists of one class alone, or NOTHING */
+    unsigned set; /* its class, or the one of the sets above that has it; or NOTHING */
     size_t bytes;
 };
 

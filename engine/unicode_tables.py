@@ -17,12 +17,15 @@ except ImportError:
     import unicodedata
 
 VERSION = "16.0.0"
-OTHER, LETTER, NUMBER, MARK, SPACE, UNSTABLE = 0, 1, 2, 3, 4, 8
+OTHER, LETTER, NUMBER, MARK, SPACE, OTHER_NUMBER, JOINER, UNSTABLE = 0, 1, 2, 3, 4, 5, 6, 8
 BLOCK = 64  # code points of a block of the table
 TABLE_END = 0x32400  # beyond it there is nothing but the marks of SELECTORS
 SELECTORS = range(0xE0100, 0xE01F0)
 SPACES = {*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F,
           0x205F, 0x3000}
+# The symbols with the property Alphabetic, and the two characters with Join_Control.
+CIRCLED = {*range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A), *range(0x1F150, 0x1F16A), *range(0x1F170, 0x1F18A)}
+JOIN_CONTROLS = {0x200C, 0x200D}
 HANGUL = range(0xAC00, 0xD7A4)
 HANGUL_V, HANGUL_T = range(0x1161, 0x1176), range(0x11A8, 0x11C3)
 
@@ -52,7 +55,9 @@ def tables():
     bits = []
     for code in range(0x110000):
         category = unicodedata.category(chr(code))
-        value = SPACE if code in SPACES else {"L": LETTER, "N": NUMBER, "M": MARK}.get(category[0], OTHER)
+        joins = category == "Pc" or code in CIRCLED or code in JOIN_CONTROLS
+        value = SPACE if code in SPACES else OTHER_NUMBER if category == "No" else JOINER if joins \
+            else {"L": LETTER, "N": NUMBER, "M": MARK}.get(category[0], OTHER)
         stable = not unicodedata.combining(chr(code)) and code not in seconds \
             and (0xD800 <= code < 0xE000 or unicodedata.normalize("NFC", chr(code)) == chr(code))
         bits.append(value if stable else value | UNSTABLE)
