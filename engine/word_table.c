@@ -1,5 +1,6 @@
 /* See word_table.h. */
 #include "engine/word_table.h"
+#include "kernels/fnv.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,22 +31,13 @@ void word_table_close(struct word_table *table)
     *table = (struct word_table){0};
 }
 
-/* FNV-1a. When the high bits are folded in, its low bits are good enough to choose a bucket. */
-static uint64_t hash_bytes(uint64_t hash, const char *text, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3u;
-    }
-    return hash;
-}
-
 /* The bucket that holds the word, or the free one where it belongs. */
 static uint32_t bucket_of(const struct word_table *table, const char *text, size_t bytes,
                           const char *suffix)
 {
     const size_t more = strlen(suffix);
-    uint64_t hash = hash_bytes(0xcbf29ce484222325u, text, bytes);
-    hash = hash_bytes(hash, suffix, more);
+    const uint64_t hash = fnv_hash(fnv_hash(FNV_BEGIN, text, bytes), suffix, more);
+    /* With the high bits folded in, the low ones are good enough to choose a bucket. */
     uint32_t at = (uint32_t)(hash ^ hash >> 32) & table->bucket_mask;
     for (; table->bucket[at] >= 0; at = (at + 1) & table->bucket_mask) {
         const struct word_entry *const word = &table->word[table->bucket[at]];

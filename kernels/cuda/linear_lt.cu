@@ -25,6 +25,7 @@
  * kept in a small table by shape, a newer shape replacing an older one in the same place. */
 #include "kernels/cuda/backend.cuh"
 #include "kernels/cuda/linear_lt.cuh"
+#include "kernels/fnv.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,15 +135,10 @@ static struct lt_key key_of(const struct linear_args *a, enum dtype dtype)
     return key;
 }
 
-/* FNV-1a of all that tells plans apart. */
+/* By a hash of all that tells plans apart. */
 static size_t place_of(const struct lt_key *key)
 {
-    const unsigned char *const bytes = reinterpret_cast<const unsigned char *>(key);
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof *key; i++) {
-        hash = (hash ^ bytes[i]) * 0x100000001b3u;
-    }
-    return static_cast<size_t>((hash >> 32) % LT_PLANS);
+    return static_cast<size_t>((fnv_hash(FNV_BEGIN, key, sizeof *key) >> 32) % LT_PLANS);
 }
 
 static bool attribute_set(const struct lt_library *lt, struct lt_plan *plan,

@@ -11,6 +11,7 @@
  * With --rounds 0 a round is run for each line of standard input and printed as a line of JSON: so
  * tests/bench/compare.py interleaves its rounds with those of other programs. */
 #include "engine/clock.h"
+#include "kernels/fnv.h"
 #include "server/cli/bench_cost.h"
 #include "server/cli/cmd.h"
 #include "server/cli/progress.h"
@@ -110,15 +111,6 @@ static enum err_code step_run(const struct bench *bench, struct err *err)
     return bench->be->op->finish(bench->be, bench->step, err);
 }
 
-/* FNV-1a. */
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ ((const unsigned char *)data)[i]) * 0x100000001b3u;
-    }
-    return hash;
-}
-
 /* All rows in one step, as sequences no longer than the context; n_out 1 or rows. */
 static enum err_code run_prefill(const struct bench *bench, const struct kind *kind, uint64_t *hash,
                                  struct err *err)
@@ -135,7 +127,7 @@ static enum err_code run_prefill(const struct bench *bench, const struct kind *k
     }
     const enum err_code code = step_run(bench, err);
     const size_t bytes = (size_t)step->n_out * sizeof(float);
-    *hash = hash_bytes(*hash, step->out_logprob, bytes);
+    *hash = fnv_hash(*hash, step->out_logprob, bytes);
     memcpy(bench->logprob, step->out_logprob, bytes); /* scoring comes last and fills it */
     return code;
 }
@@ -162,7 +154,7 @@ static enum err_code run_decode(const struct bench *bench, const struct kind *ki
         if (i >= ahead) {
             struct step *const done = twins[(i - ahead) % 2];
             code = bench->be->op->finish(bench->be, done, err);
-            *hash = hash_bytes(*hash, done->out_token, (size_t)done->n_out * sizeof(int32_t));
+            *hash = fnv_hash(*hash, done->out_token, (size_t)done->n_out * sizeof(int32_t));
         }
     }
     return code;
@@ -220,7 +212,7 @@ static enum err_code run_round(struct bench *bench, int round, struct err *err)
         bench->read_rate[round] = rate.read_bytes_per_s;
         bench->peak_rate[round] = machine_peak(&rate, bench->info->dtype);
     }
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = FNV_BEGIN;
     for (int k = 0; k < bench->n_kind; k++) {
         double seconds = 0;
         const bool fill = k == 2 && (round < 0 || bench->fill_always);

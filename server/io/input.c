@@ -3,6 +3,7 @@
 
 #include "engine/clock.h"
 #include "engine/tokenizer.h"
+#include "kernels/fnv.h"
 #include "server/version.h"
 
 #include <jansson.h>
@@ -17,16 +18,12 @@ static void input_fingerprint(struct api_limits *limits, const struct backend *b
 {
     const struct model_info *const info = limits->info;
     char facts[1024];
-    const int n =
-        snprintf(facts, sizeof facts, "%s|%s|%s|%s|%s|%s|%d|%d|%d|%d|%d|%d|%lld|%lld%s",
-                 PKMSERVE_VERSION, backend->name, backend->description, limits->model_name,
-                 info->family, dtype_name(info->dtype), info->n_vocab, info->d_model, info->n_layer,
-                 info->n_head, info->d_ff, limits->context, (long long)info->n_param,
-                 (long long)info->n_param_values, backend->products);
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (int i = 0; i < n && i < (int)sizeof facts - 1; i++) {
-        hash = (hash ^ (unsigned char)facts[i]) * UINT64_C(0x100000001b3);
-    }
+    (void)snprintf(facts, sizeof facts, "%s|%s|%s|%s|%s|%s|%d|%d|%d|%d|%d|%d|%lld|%lld%s",
+                   PKMSERVE_VERSION, backend->name, backend->description, limits->model_name,
+                   info->family, dtype_name(info->dtype), info->n_vocab, info->d_model,
+                   info->n_layer, info->n_head, info->d_ff, limits->context,
+                   (long long)info->n_param, (long long)info->n_param_values, backend->products);
+    const uint64_t hash = fnv_hash(FNV_BEGIN, facts, strlen(facts));
     (void)snprintf(limits->fingerprint, sizeof limits->fingerprint, "fp_%016llx",
                    (unsigned long long)hash);
 }

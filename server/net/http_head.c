@@ -1,6 +1,7 @@
 /* The head of a request: what the library read becomes an exchange, and what the head alone decides
  * is decided. See http.h. */
 #include "engine/clock.h"
+#include "kernels/fnv.h"
 #include "server/net/head.h"
 #include "server/net/http_inside.h"
 
@@ -141,7 +142,7 @@ static void http_see_client(struct http_exchange *hx)
     struct proxies_address address = {0};
     if (peer != NULL && proxies_client(proxies, peer->client_addr,
                                        forwarded.n > 0 ? forwarded.list : NULL, &address)) {
-        hx->x.client = keys_hash(&address, sizeof address);
+        hx->x.client = fnv_hash(FNV_BEGIN, &address, sizeof address);
         hx->x.knows_client = proxies->n > 0;
     }
 }

@@ -288,16 +288,6 @@ void keys_binding(struct keys *keys, uint64_t client, struct overlay_names *bind
     (void)pthread_rwlock_unlock(&keys->lock);
 }
 
-uint64_t keys_hash(const void *data, size_t bytes)
-{
-    const unsigned char *const byte = data;
-    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
-    }
-    return hash;
-}
-
 /* n lower-case hexadecimal digits, not all zero unless zero_too. */
 static bool is_hex(const char *text, size_t n, bool zero_too)
 {

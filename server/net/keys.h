@@ -41,9 +41,6 @@ bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client);
  * more. Any thread. */
 void keys_binding(struct keys *keys, uint64_t client, struct overlay_names *binding);
 
-/* A number that stands for a key or an address. */
-uint64_t keys_hash(const void *data, size_t bytes);
-
 struct key {
     size_t bytes;
     char text[KEY_BYTES_MAX]; /* zeros after bytes */
