@@ -184,7 +184,7 @@ static bool reserve(struct bpe_scratch *scratch, size_t n)
     if (n <= scratch->part_max) {
         return true;
     }
-    const size_t room = n < 64 ? 64 : 2 * n;
+    const size_t room = n + (n < 1 << 16 ? n : 0) + 64; /* few are long */
     bpe_scratch_free(scratch);
     scratch->part = malloc(room * sizeof *scratch->part);
     scratch->heap = malloc(3 * room * sizeof *scratch->heap);
