@@ -1,13 +1,14 @@
 #!/bin/sh
 # deb.sh BUILD VERSION: what `make install` installs as a Debian package of this machine's architecture, with the
-# systemd unit. It depends on the packages whose libraries the program is linked with. Called by `make deb`.
+# systemd unit. Called by `make deb`.
 set -eu
 cd "$(dirname "$0")/.."
 build=$1 version=$2
 architecture=$(dpkg --print-architecture)
-root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
-chmod 755 "$root"
+source=$(mktemp -d)
+trap 'rm -rf "$source"' EXIT
+root=$source/debian/pkmserve
+install -d -m 755 "$root" "$root/DEBIAN"
 make -s -o all install B="$build" DESTDIR="$root" PREFIX=/usr
 strip "$root/usr/bin/pkmserve"
 gzip -9n "$root/usr/share/man/man1/pkmserve.1"
@@ -18,14 +19,11 @@ rmdir "$root/usr/share/zsh/site-functions"
 install -D -m 644 -t "$root/lib/systemd/system" packaging/pkmserve.service
 install -D -m 644 LICENSE "$root/usr/share/doc/pkmserve/copyright"
 
-# Those that the program names itself, at the place where the linker finds them ("libm.so.6 => /lib/.../libm.so.6
-# (0x...)"); dpkg may know the file by the folder's other name.
-depends=$(readelf -d "$build/pkmserve" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | while read -r name; do
-    library=$(ldd "$build/pkmserve" | awk -v name="$name" '$1 == name && $2 == "=>" { print $3 }')
-    [ -n "$library" ] || continue
-    dpkg -S "$library" "$(realpath "$library")" 2>/dev/null | cut -d: -f1 | head -1
-done | sort -u | paste -sd, | sed 's/,/, /g')
-mkdir "$root/DEBIAN"
+# dpkg-shlibdeps finds the packages that the program needs, and the oldest version of each that has what it uses. It
+# expects to be in a source package's folder.
+printf 'Source: pkmserve\n\nPackage: pkmserve\nArchitecture: any\n' >"$source/debian/control"
+depends=$(cd "$source" && dpkg-shlibdeps -O debian/pkmserve/usr/bin/pkmserve | sed -n 's/^shlibs:Depends=//p')
+[ -n "$depends" ]
 cat >"$root/DEBIAN/control" <<END
 Package: pkmserve
 Version: $version
