@@ -45,11 +45,9 @@ enum cuda_host_collective {
     COLLECTIVE_SYNC,
     COLLECTIVE_SHUFFLE, /* value of lane arg */
     COLLECTIVE_BALLOT,  /* bit of each lane whose value is not 0 */
-    COLLECTIVE_MATCH,   /* bit of each lane whose value is mine */
     COLLECTIVE_ADD,
     COLLECTIVE_AND,
     COLLECTIVE_OR,
-    COLLECTIVE_XOR,
     COLLECTIVE_MIN_SIGNED,
     COLLECTIVE_MAX_SIGNED,
     COLLECTIVE_MIN_UNSIGNED,
@@ -83,10 +81,6 @@ static inline void __syncwarp(unsigned int mask = 0xffffffffu, CUDA_HOST_HERE)
     cuda_host_collect(COLLECTIVE_SYNC, mask, 0, 0, CUDA_HOST_PLACE("__syncwarp"));
 }
 static inline void __threadfence(void)
-{
-    cuda_host_fence();
-}
-static inline void __threadfence_block(void)
 {
     cuda_host_fence();
 }
@@ -189,14 +183,6 @@ static inline int __all_sync(unsigned int mask, int predicate, CUDA_HOST_HERE)
     return cuda_host_collect(COLLECTIVE_BALLOT, mask, predicate == 0, 0,
                              CUDA_HOST_PLACE("__all_sync")) == 0;
 }
-template <typename T>
-static inline unsigned int __match_any_sync(unsigned int mask, T value, CUDA_HOST_HERE)
-{
-    uint64_t bits = 0;
-    memcpy(&bits, &value, sizeof(T));
-    return static_cast<unsigned int>(
-        cuda_host_collect(COLLECTIVE_MATCH, mask, bits, 0, CUDA_HOST_PLACE("__match_any_sync")));
-}
 /* The lanes that run side by side are the hardware's business: here, always this one alone. */
 static inline unsigned int __activemask(void)
 {
@@ -217,7 +203,6 @@ CUDA_HOST_REDUCE(int, __reduce_max_sync, COLLECTIVE_MAX_SIGNED)
 CUDA_HOST_REDUCE(unsigned int, __reduce_max_sync, COLLECTIVE_MAX_UNSIGNED)
 CUDA_HOST_REDUCE(unsigned int, __reduce_and_sync, COLLECTIVE_AND)
 CUDA_HOST_REDUCE(unsigned int, __reduce_or_sync, COLLECTIVE_OR)
-CUDA_HOST_REDUCE(unsigned int, __reduce_xor_sync, COLLECTIVE_XOR)
 #undef CUDA_HOST_REDUCE
 
 /* ---- atomics -------------------------------------------------------------------------------- */
@@ -249,18 +234,6 @@ template <typename T, typename F> T cuda_host_update(T *address, F next)
     static inline type atomicMax(type *address, type value)                                        \
     {                                                                                              \
         return cuda_host_update(address, [=](type old) { return old > value ? old : value; });     \
-    }                                                                                              \
-    static inline type atomicMin(type *address, type value)                                        \
-    {                                                                                              \
-        return cuda_host_update(address, [=](type old) { return old < value ? old : value; });     \
-    }                                                                                              \
-    static inline type atomicAnd(type *address, type value)                                        \
-    {                                                                                              \
-        return __atomic_fetch_and(address, value, __ATOMIC_RELAXED);                               \
-    }                                                                                              \
-    static inline type atomicOr(type *address, type value)                                         \
-    {                                                                                              \
-        return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);                                \
     }
 CUDA_HOST_ATOMIC(int)
 CUDA_HOST_ATOMIC(unsigned int)
@@ -279,25 +252,9 @@ static inline float __uint_as_float(unsigned int bits)
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-static inline int __float_as_int(float value)
-{
-    return static_cast<int>(__float_as_uint(value));
-}
 static inline float __int_as_float(int bits)
 {
     return __uint_as_float(static_cast<unsigned int>(bits));
-}
-static inline long long __double_as_longlong(double value)
-{
-    long long bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-static inline double __longlong_as_double(long long bits)
-{
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 static inline float atomicAdd(float *address, float value)
@@ -323,46 +280,18 @@ template <typename T> T __ldg(const T *address)
 {
     return *address;
 }
-template <typename T> T __ldcg(const T *address)
-{
-    return *address;
-}
-template <typename T> T __ldcs(const T *address)
-{
-    return *address;
-}
-template <typename T> void __stcg(T *address, T value)
-{
-    *address = value;
-}
-template <typename T> void __stcs(T *address, T value)
-{
-    *address = value;
-}
 
 static inline int __popc(unsigned int x)
 {
     return __builtin_popcount(x);
 }
-static inline int __popcll(unsigned long long x)
-{
-    return __builtin_popcountll(x);
-}
 static inline int __clz(int x)
 {
     return x == 0 ? 32 : __builtin_clz(static_cast<unsigned int>(x));
 }
-static inline int __clzll(long long x)
-{
-    return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
-}
 static inline int __ffs(int x)
 {
     return __builtin_ffs(x);
-}
-static inline int __ffsll(long long x)
-{
-    return __builtin_ffsll(x);
 }
 static inline unsigned int __brev(unsigned int x)
 {
@@ -371,10 +300,6 @@ static inline unsigned int __brev(unsigned int x)
         y |= (x >> i & 1u) << (31 - i);
     }
     return y;
-}
-static inline unsigned int __umulhi(unsigned int x, unsigned int y)
-{
-    return static_cast<unsigned int>(static_cast<uint64_t>(x) * y >> 32);
 }
 static inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int select)
 {
@@ -386,34 +311,6 @@ static inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned 
     return z;
 }
 
-static inline float __fadd_rn(float x, float y)
-{
-    return x + y;
-}
-static inline float __fsub_rn(float x, float y)
-{
-    return x - y;
-}
-static inline float __fmul_rn(float x, float y)
-{
-    return x * y;
-}
-static inline float __fdiv_rn(float x, float y)
-{
-    return x / y;
-}
-static inline float __fsqrt_rn(float x)
-{
-    return sqrtf(x);
-}
-static inline float __fmaf_rn(float x, float y, float z)
-{
-    return fmaf(x, y, z);
-}
-static inline float __fdividef(float x, float y)
-{
-    return x / y;
-}
 static inline float rsqrtf(float x)
 {
     return 1.0f / sqrtf(x);
@@ -443,11 +340,6 @@ static inline float min(float x, float y)
 static inline float max(float x, float y)
 {
     return fmaxf(x, y);
-}
-
-[[noreturn]] static inline void __trap(void)
-{
-    abort();
 }
 
 #endif

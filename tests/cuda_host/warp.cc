@@ -75,7 +75,6 @@ uint64_t combine(enum cuda_host_collective op, uint64_t x, uint64_t y)
     case COLLECTIVE_ADD: return xu + yu;
     case COLLECTIVE_AND: return xu & yu;
     case COLLECTIVE_OR: return xu | yu;
-    case COLLECTIVE_XOR: return xu ^ yu;
     case COLLECTIVE_MIN_SIGNED: return static_cast<uint32_t>(xs < ys ? xs : ys);
     case COLLECTIVE_MAX_SIGNED: return static_cast<uint32_t>(xs > ys ? xs : ys);
     case COLLECTIVE_MIN_UNSIGNED: return xu < yu ? xu : yu;
@@ -109,7 +108,7 @@ void shuffle(const struct warp *warp, const struct group *group)
     }
 }
 
-/* For each lane the lanes whose value is its own, or, with a ballot, is not 0. */
+/* For each lane, the lanes whose value is not 0. */
 void vote(const struct warp *warp, const struct group *group)
 {
     unsigned int set = 0;
@@ -118,16 +117,7 @@ void vote(const struct warp *warp, const struct group *group)
         set |= static_cast<unsigned int>(warp->value[lane] != 0) << lane;
     }
     for (unsigned int lanes = group->arrived; lanes != 0; lanes &= lanes - 1) {
-        const int lane = __builtin_ctz(lanes);
-        if (group->op == COLLECTIVE_MATCH) {
-            set = 0;
-            for (int other = 0; other < WARP; ++other) {
-                const bool is_mine =
-                    (group->arrived >> other & 1) != 0 && warp->value[other] == warp->value[lane];
-                set |= static_cast<unsigned int>(is_mine) << other;
-            }
-        }
-        lane_thread(warp, lane)->result = set;
+        lane_thread(warp, __builtin_ctz(lanes))->result = set;
     }
 }
 
@@ -145,8 +135,7 @@ void complete(struct warp *warp, struct group *group)
         multiply(warp->value);
         break;
     case COLLECTIVE_SHUFFLE: shuffle(warp, group); break;
-    case COLLECTIVE_BALLOT:
-    case COLLECTIVE_MATCH: vote(warp, group); break;
+    case COLLECTIVE_BALLOT: vote(warp, group); break;
     default: reduce(warp, group);
     }
     *group = warp->group[--warp->n_group];
