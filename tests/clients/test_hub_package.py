@@ -44,10 +44,13 @@ def test_stream(client, server):
     assert parts[-1].details.generated_tokens == 8
 
 
-def test_sampling(client):
-    options = dict(max_new_tokens=8, do_sample=True, temperature=0.7, top_k=50, top_p=0.95,
-                   repetition_penalty=1.1, seed=11, stop=["\u2603"])
-    assert client.text_generation(PROMPT, **options) == client.text_generation(PROMPT, **options)
+def test_sampling(client, server):
+    """Each option reaches the draw: the text is that of the native route with the same ones."""
+    options = dict(temperature=0.7, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=11,
+                   stop=["\u2603"])
+    due = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 24, **options})["choices"][0]
+    assert client.text_generation(PROMPT, max_new_tokens=24, do_sample=True, **options) == due["text"]
+    assert due["text"] != native(server, 24)["text"]
 
 
 def test_errors(client):

@@ -17,7 +17,9 @@ def test_made_up_requests_get_documented_answers():
         run = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run",
              s.url + "/openapi.json", "--checks", checks, "--max-examples", EXAMPLES, "--seed", "1",
-             "--generation-deterministic", "--request-timeout", "120"],
+             "--generation-deterministic", "--request-timeout", "120",
+             # These are at the admin port alone: here they are 404, whatever the method.
+             "--exclude-path-regex", "^/memory/(counts|overlays)"],
             capture_output=True, text=True)
         print(run.stdout[-6000:])
         assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
