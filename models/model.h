@@ -140,6 +140,7 @@ struct model_info {
     enum dtype cache_dtype;                /* of keys and values: F32 or BF16 */
     int64_t n_param, n_param_values;       /* all parameters; those in value tables */
     struct model_sampling sampling;        /* recommended defaults */
+    int64_t file_bytes;                    /* of all tensors, as the model's files hold them */
     size_t weight_bytes, value_bytes;      /* resident weights without / value tables */
     enum placement value_placement;        /* of the value tables */
 };

@@ -137,6 +137,9 @@ static enum err_code choose(struct model_info *info, const struct backend *be,
                             struct err *err)
 {
     info->file_dtype = tensors_main_dtype(tensors);
+    for (int i = 0; i < tensors_n(tensors); i++) {
+        info->file_bytes += (int64_t)tensors_at(tensors, i)->bytes;
+    }
     enum err_code code = choose_dtype(info, be, options->dtype, err);
     if (code == ERR_OK) {
         code = choose_cache_dtype(info, options->cache_dtype, err);

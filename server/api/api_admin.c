@@ -52,7 +52,7 @@ static void write_model(struct text *out, const struct server *server,
     json_field_int(out, "n_ctx_train", engine_context(info->context));
     json_field_int(out, "n_embd", info->d_model);
     json_field_int(out, "n_params", info->n_param);
-    json_field_int(out, "size", (int64_t)(info->weight_bytes + info->value_bytes));
+    json_field_int(out, "size", info->file_bytes);
     json_close(out, '}');
     if (overlay != NULL) {
         json_key(out, "overlay");

@@ -192,6 +192,8 @@ def test_models_tell_what_clients_look_for(server):
     assert set(model["meta"]) == {"vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params",
                                   "size"}
     assert server.get("/v1/models/demo").json()["id"] == "demo"
+    with Server("--memory-placement", "device") as other:  # the size is the model's, wherever its tables are
+        assert other.get("/v1/models").json()["data"][0]["meta"] == model["meta"]
 
 
 # ---- log-probabilities ----------------------------------------------------------------------------
