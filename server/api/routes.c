@@ -33,7 +33,7 @@ struct route {
 };
 
 static const struct route table[] = {
-    {"/generate", ROUTE_POST, NULL, &generate_native},
+    {"/generate", ROUTE_POST, NULL, &generate_route},
     {"/generate_stream", ROUTE_POST, NULL, &tgi_stream_dialect},
     {"/v1/completions", ROUTE_POST, NULL, &openai_dialect},
     {"/score", ROUTE_POST | ROUTE_ENGINE | ROUTE_WORK, api_score, NULL},

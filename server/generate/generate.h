@@ -91,6 +91,7 @@ struct generate_dialect {
 };
 
 extern const struct generate_dialect generate_native;
+extern const struct generate_dialect generate_route; /* POST /generate: the native or TGI's */
 /* Its functions, in generate.c. */
 bool generate_write(struct text *out, const struct generate_job *job, int item,
                     const struct api_limits *limits, const struct answer_meta *meta,

@@ -12,7 +12,7 @@
 static bool dialect_check(struct fields *fields)
 {
     static const char *const other[][2] = {
-        {"inputs", "prompt and inputs are two dialects: send one of them"},
+        {"inputs", "inputs is another server's dialect: send prompt alone"},
         {"sampling_params", "sampling_params is another server's dialect: send prompt and the "
                             "sampling fields at the top level"},
         {"text_input", "text_input is another server's dialect: send prompt"},
@@ -71,10 +71,6 @@ static int read_max_tokens(struct fields *fields, const char **used)
 static bool native_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                         const struct api_limits *limits)
 {
-    if (!fields_has(fields, "prompt") && json_object_get(fields->object, "inputs") != NULL) {
-        job->dialect = &tgi_dialect;
-        return tgi_dialect.read(job, fields, sampling, limits);
-    }
     if (!dialect_check(fields)) {
         return false;
     }
@@ -99,6 +95,18 @@ const struct generate_dialect generate_native = {.id_prefix = "",
                                                  .read = native_read,
                                                  .write = generate_write,
                                                  .event = generate_write_event};
+
+/* "inputs" without "prompt" is Text Generation Inference's request at the same route. */
+static bool route_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,
+                       const struct api_limits *limits)
+{
+    const bool is_tgi =
+        !fields_has(fields, "prompt") && json_object_get(fields->object, "inputs") != NULL;
+    job->dialect = is_tgi ? &tgi_dialect : &generate_native;
+    return job->dialect->read(job, fields, sampling, limits);
+}
+
+const struct generate_dialect generate_route = {.read = route_read};
 
 /* ---- the whole ----------------------------------------------------------------------------- */
 

@@ -136,6 +136,16 @@ def test_resume_knows_its_input_however_its_place_is_spelled(folder, tmp_path):
         assert errors.read_bytes() == faults
 
 
+def test_lines_of_another_dialect_are_refused(tmp_path):
+    """TGI's request has no id, and its options are in an object of their own."""
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"prompt": "Once", "id": "q"}\n{"inputs": "Once"}\n')
+    out = tmp_path / "out.jsonl"
+    assert run("generate", "--jsonl", lines, "--output", out, "--max-tokens", 3, "--seed", 5).returncode == 0
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["q"]
+    assert "send prompt alone" in (tmp_path / "out.jsonl.errors").read_text()
+
+
 def test_a_file_that_cannot_be_written_holds_each_fault_once(folder, tmp_path):
     lines = [json.dumps({"tokens": [5, 6, 99999 if i % 10 == 3 else 7 + i % 50], "id": i}) for i in range(400)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
