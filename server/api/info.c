@@ -110,11 +110,11 @@ static void write_limits(struct text *out, const struct options *options,
     json_key(out, "defaults");
     json_open(out, '{');
     json_field_int(out, "max_tokens", options->default_max_tokens);
-    json_field_float(out, "temperature", sampling->temperature);
-    json_field_float(out, "top_p", sampling->top_p);
+    json_field_setting(out, "temperature", sampling->temperature);
+    json_field_setting(out, "top_p", sampling->top_p);
     json_field_int(out, "top_k", sampling->top_k);
-    json_field_float(out, "min_p", sampling->min_p);
-    json_field_float(out, "repetition_penalty", sampling->repetition);
+    json_field_setting(out, "min_p", sampling->min_p);
+    json_field_setting(out, "repetition_penalty", sampling->repetition);
     json_field_int(out, "timeout_ms", options->timeout_ms);
     write_context(out, "max_context", limits->max_model_len);
     write_context(out, "stride", limits->max_model_len);

@@ -226,20 +226,20 @@ static void write_params(struct text *out, const struct generate_job *job)
     json_open(out, '{');
     json_field_int(out, "max_tokens", s->max_tokens);
     json_field_int(out, "min_tokens", s->min_tokens);
-    json_field_float(out, "temperature", s->temperature);
-    json_field_float(out, "top_p", s->top_p);
+    json_field_setting(out, "temperature", s->temperature);
+    json_field_setting(out, "top_p", s->top_p);
     json_field_int(out, "top_k", s->top_k);
-    json_field_float(out, "min_p", s->min_p);
-    json_field_float(out, "typical_p", s->typical_p);
-    json_field_float(out, "repetition_penalty", s->repetition);
-    json_field_float(out, "presence_penalty", s->presence);
-    json_field_float(out, "frequency_penalty", s->frequency);
+    json_field_setting(out, "min_p", s->min_p);
+    json_field_setting(out, "typical_p", s->typical_p);
+    json_field_setting(out, "repetition_penalty", s->repetition);
+    json_field_setting(out, "presence_penalty", s->presence);
+    json_field_setting(out, "frequency_penalty", s->frequency);
     json_key(out, "logit_bias");
     json_open(out, '{');
     for (int i = 0; i < s->n_bias; i++) {
         char id[16];
         (void)snprintf(id, sizeof id, "%d", s->bias[i].token);
-        json_field_float(out, id, s->bias[i].bias);
+        json_field_setting(out, id, s->bias[i].bias);
     }
     json_close(out, '}');
     generate_write_ids(out, "allowed_token_ids", s->allow, s->n_allow);

@@ -2,6 +2,7 @@
 #include "server/generate/generate_read.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,9 @@ void generate_read_numbers(struct fields *fields, struct sampling *s, const stru
     fields_float(fields, "typical_p", NULL, (struct fields_range){0, 1, true, false},
                  &s->typical_p);
     fields_float(fields, "repetition_penalty", "repeat_penalty",
-                 (struct fields_range){1e-6, 10, false, false}, &s->repetition);
+                 (struct fields_range){0, 10, true, false}, &s->repetition);
+    /* A logit divided by less is no number that a softmax can take. */
+    s->repetition = fmaxf(s->repetition, 1e-6F);
     fields_float(fields, "presence_penalty", NULL, (struct fields_range){-2, 2, false, false},
                  &s->presence);
     fields_float(fields, "frequency_penalty", NULL, (struct fields_range){-2, 2, false, false},

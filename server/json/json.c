@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void json_separate(struct text *text)
@@ -191,6 +192,22 @@ void json_field_float(struct text *text, const char *name, float value)
 {
     json_key(text, name);
     json_put_float(text, value);
+}
+
+void json_field_setting(struct text *text, const char *name, float value)
+{
+    static const char *const formats[] = {"%.6g", "%.7g", "%.8g", "%.9g"};
+    const char *format = formats[0];
+    for (int i = 0; i < 3; i++) {
+        char digits[32];
+        (void)snprintf(digits, sizeof digits, "%.*g", 6 + i, (double)value);
+        if (strtof(digits, NULL) == value) {
+            break;
+        }
+        format = formats[i + 1];
+    }
+    json_key(text, name);
+    json_put_digits(text, (double)value, format);
 }
 
 void json_field_double(struct text *text, const char *name, double value)

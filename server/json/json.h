@@ -37,6 +37,9 @@ void json_field_int(struct text *text, const char *name, int64_t value);
 void json_field_bool(struct text *text, const char *name, bool value);
 void json_field_null(struct text *text, const char *name);
 void json_field_float(struct text *text, const char *name, float value);
+/* A setting that somebody gave, in the fewest digits that are the same float: 0.7, not
+ * 0.699999988. */
+void json_field_setting(struct text *text, const char *name, float value);
 void json_field_double(struct text *text, const char *name, double value);
 void json_field_fixed(struct text *text, const char *name, double value);
 /* An array of what was written to a text of its own, commas and all. */

@@ -331,7 +331,7 @@ const struct option_row option_rows[] = {
          "Draw from the most likely tokens whose probabilities add up to this."),
     REAL("min-p", min_p, GENERATE, "", 0, 1, OPEN_MAX,
          "Drop tokens less likely than this fraction of the most likely token's probability."),
-    REAL("repetition-penalty", repetition_penalty, GENERATE, "", 1e-6, 10, OPEN_NONE,
+    REAL("repetition-penalty", repetition_penalty, GENERATE, "", 0, 10, OPEN_MIN,
          "Divide positive logits of tokens that have occurred by this, and multiply negative "
          "ones."),
     REAL("typical-p", typical_p, GENERATE, "1", 0, 1, OPEN_MIN,

@@ -374,7 +374,15 @@ def test_a_number_beyond_all_is_named(server, body, param):
 
 
 def test_the_least_values_are_taken(server):
-    server.ok("/generate", {"prompt": [5], "max_tokens": 2, "repetition_penalty": 1e-6, "top_p": 1e-30})
+    server.ok("/generate", {"prompt": [5], "max_tokens": 2, "repetition_penalty": 1e-30, "top_p": 1e-30})
+
+
+def test_settings_come_back_as_they_were_sent(server):
+    sent = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.95, "repetition_penalty": 1.1,
+            "presence_penalty": 0.3, "frequency_penalty": -1.7}
+    params = server.ok("/generate", {"prompt": [5], "max_tokens": 1, "details": True, "logit_bias": {"7": 0.1},
+                                     **sent})["params"]
+    assert {name: params[name] for name in sent} == sent and params["logit_bias"] == {"7": 0.1}
 
 
 def test_values_that_are_nearer_to_an_open_end_than_a_float_are_taken(server):
@@ -435,7 +443,7 @@ def test_a_seed_with_an_exponent_is_told_how_to_be_written(server):
     ("/v1/completions", {"prompt": [[5], [5] * 2], "max_tokens": 511}, "prompt[1] has 2 tokens and max_tokens is 511, "
      "together 513, but the model's context is 512 (max_length=512): ask for at most 510"),
     ("/generate", {"prompt": [5], "temperature": 2.0000001}, "temperature is 2.0000001, but must be in [0, 2]"),
-    ("/generate", {"prompt": [5], "repeat_penalty": 9e-7}, "repeat_penalty is 9e-07, but must be in [1e-06, 10]"),
+    ("/generate", {"prompt": [5], "repeat_penalty": 0}, "repeat_penalty is 0, but must be in (0, 10]"),
     ("/generate", '{"prompt": [5], "temperature": 1e400}', "a number in the body is beyond what any field takes: "
      "real number overflow near '1e400' (line 1, column 36)"),
 ])
