@@ -1,6 +1,7 @@
 /* The answers of the TGI dialect: see tgi.h. */
 #include "engine/tokenizer.h"
 #include "server/generate/tgi.h"
+#include "server/io/overlay.h"
 #include "server/net/exchange.h"
 
 #include <string.h>
@@ -145,7 +146,6 @@ bool tgi_write(struct text *out, const struct generate_job *job, int item,
                const struct api_limits *limits, const struct answer_meta *meta,
                struct api_error *error)
 {
-    (void)meta;
     CHECK(item == 0 && job->request->n_item == 1);
     struct tgi_lists lists = {.tokenizer = limits->tokenizer};
     const struct generate_sink sink = {lists_put, &lists};
@@ -161,6 +161,7 @@ bool tgi_write(struct text *out, const struct generate_job *job, int item,
     if (ok && job->details) {
         write_details(out, job, &lists, limits);
     }
+    overlay_put(out, meta->overlays); /* an extension */
     json_close(out, '}');
     if (job->tgi.listed) {
         json_close(out, ']');
@@ -175,7 +176,6 @@ bool tgi_write_event(struct text *out, const struct generate_job *job,
                      const struct generate_event *event, const struct api_limits *limits,
                      const struct answer_meta *meta, struct api_error *error)
 {
-    (void)meta;
     const struct item *const item = &job->request->item[event->item];
     CHECK(event->token >= 0); /* max_new_tokens is at least 1, and the end comes with a token */
     struct answer_token token = generate_token(job, item, event->token, -1);
@@ -197,6 +197,7 @@ bool tgi_write_event(struct text *out, const struct generate_job *job,
         write_ending(out, job, event->item, limits);
         json_field_int(out, "input_length", item->n_ids);
         json_close(out, '}');
+        overlay_put(out, meta->overlays);
     } else {
         json_field_null(out, "generated_text");
         json_field_null(out, "details");

@@ -1,5 +1,6 @@
 """Overlays: rows that a request reads instead of the base's, who has which, and what is refused."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -88,6 +89,16 @@ def test_the_bits_of_a_directory_with_these_rows(server, base, changed, tmp_path
     with Server(model=directory) as other:
         assert [essence(other.ok(path, body)) for path, body in bodies] == got
     assert all(a != b for a, b in zip(got, plain))
+
+
+def test_tgis_form_tells_the_versions_too(server):
+    body = {"inputs": "The", "overlay": "changed", "parameters": {"max_new_tokens": 2}}
+    due = server.ok("/score", {"text": "A", "overlay": "changed"})["overlay"]
+    assert server.ok("/generate", body)["overlay"] == due
+    stream = server.post("/generate_stream", body).text.split("\n\n")
+    told = [json.loads(part[len("data:"):]) for part in stream if part.startswith("data:")]
+    assert told[-1]["overlay"] == due and "overlay" not in told[0]
+    assert "overlay" not in server.ok("/generate", {**body, "overlay": None})
 
 
 def test_the_bases_own_rows_give_its_bits(server):
