@@ -106,6 +106,9 @@ static bool is_wanted(const struct slots_wish *wish, int m)
 
 int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n)
 {
+    if (wish->top > 0) {
+        return (int64_t)wish->top * SLOTS_TOP_BYTES;
+    }
     int64_t n_hit = 0;
     for (int m = 0; m < info->n_memory; m++) {
         const struct pkm_shape *const shape = &info->memory[m].shape;

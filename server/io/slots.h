@@ -14,12 +14,15 @@ struct slots_wish {
     int top;           /* this many slots in place of arrays; 0 = arrays */
 };
 
-enum { SLOTS_TOP_MAX = 4096 };
+enum {
+    SLOTS_TOP_MAX = 4096,
+    SLOTS_TOP_BYTES = 48, /* of a slot in the list: in base64, which it is not, more than its text */
+};
 
 /* Reads "memory_slots"; memory is what "memory" said. */
 void slots_read(struct fields *fields, const struct api_limits *limits, enum input_memory memory,
                 struct slots_wish *wish);
-/* Bytes of what is sent about a text of n positions: its arrays, before base64. */
+/* Bytes of what is sent about a text of n positions: its arrays, before base64, or the list. */
 int64_t slots_bytes(const struct slots_wish *wish, const struct model_info *info, int64_t n);
 /* The slots of this request take these bytes or more, above the limit: sets the error. Returns
  * false. */
