@@ -130,8 +130,12 @@ function keySet(text) {
     show($("forget"), text !== "");
 }
 
-/* Asks for a key, since the server did. */
-function keyAsk() {
+/* Asks for a key, since the server did of a request with this one. Not again while somebody types it, nor
+ * because of a request that was sent before they did. */
+function keyAsk(used) {
+    if (used !== keyText || (used === "" && !$("key-form").hidden)) {
+        return;
+    }
     const refused = keyText !== "";
     keySet("");
     show($("key-form"), true);
@@ -163,7 +167,8 @@ async function serverError(answer) {
         : answer.status === 429 ? "The server is busy and took no further request."
         : code === "model_loading" ? "The model is still being loaded."
         : answer.status === 503 ? "The server takes no work now."
-        : answer.status === 404 ? "That is not at this port."
+        : code === "route_not_found" ? "That is not at this port."
+        : answer.status === 404 ? "What the request names is not here."
         : answer.status >= 500 ? "The server failed."
         : "The server refused the request.";
     return new Trouble(what, message ? "It says: " + message + "." + again : again, answer.status);
@@ -200,8 +205,9 @@ function serverGone() {
 /* A request; body: JSON text for a POST. Gives the Response, whose status is 2xx, or throws. */
 async function ask(path, body, signal) {
     const headers = {};
-    if (keyText !== "") {
-        headers.Authorization = "Bearer " + keyText;
+    const key = keyText;
+    if (key !== "") {
+        headers.Authorization = "Bearer " + key;
     }
     if (body !== undefined) {
         headers["Content-Type"] = "application/json";
@@ -215,7 +221,7 @@ async function ask(path, body, signal) {
     }
     if (!answer.ok) {
         if (answer.status === 401) {
-            keyAsk();
+            keyAsk(key);
         }
         throw await serverError(answer);
     }

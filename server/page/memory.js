@@ -201,7 +201,8 @@ function memoryFill(input, result) {
     $("map-of").value = "text";
     $("memory-state").textContent = many(result.n_tokens, "token") + " · "
         + many(result.memory.layers.reduce((sum, layer) => sum + layer.lookups, 0), "look-up")
-        + " · all of this text, no sample";
+        + " · all of this text, no sample" + (tokens.length > TOKENS_SHOWN_MAX
+            ? ", but only its first " + whole.format(TOKENS_SHOWN_MAX) + " tokens are shown" : "");
     show($("memory-slot"), false);
     memoryMap.mark(-1);
     show($("memory-look"), true);

@@ -214,7 +214,7 @@ async function nowAsk() {
 }
 
 function nowTick() {
-    if (!document.hidden && !serverIsGone) {
+    if (!document.hidden && !serverIsGone && $("key-form").hidden) {
         nowAsk().catch(troubleShow);
     }
 }

@@ -207,7 +207,11 @@ class TokenText {
         }
     }
 
+    /* Of a long text not all tokens are shown: the others can be chosen, but have no place to see. */
     focus(i) {
+        if (i >= this.spans.length) {
+            return;
+        }
         this.spans[this.at].tabIndex = -1;
         this.at = i;
         this.spans[i].tabIndex = 0;
@@ -218,13 +222,11 @@ class TokenText {
         if (this.onChoose === null) {
             return;
         }
-        if (this.chosen >= 0) {
-            this.spans[this.chosen].classList.remove("chosen");
-            this.spans[this.chosen].removeAttribute("aria-selected");
-        }
+        this.spans[this.chosen]?.classList.remove("chosen");
+        this.spans[this.chosen]?.removeAttribute("aria-selected");
         this.chosen = i;
-        this.spans[i].classList.add("chosen");
-        this.spans[i].setAttribute("aria-selected", "true");
+        this.spans[i]?.classList.add("chosen");
+        this.spans[i]?.setAttribute("aria-selected", "true");
         this.onChoose(i);
     }
 

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import requests
 
@@ -113,6 +114,29 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_alone(browser, tmp_path):
         browser.find("#forget").click()
         eventually(lambda: browser.find("#key-form").is_displayed(), "it is forgotten")
         assert browser.run("return sessionStorage.length") == 0
+
+
+def test_a_key_is_typed_in_peace_while_figures_are_asked_for(browser, tmp_path):
+    browser.refusals = ["401"]
+    (tmp_path / "keys").write_text("secret\n")
+    with Server("--api-key-file", str(tmp_path / "keys"), "--metrics-auth") as s:
+        browser.open(s.url + "/#now")
+        eventually(lambda: browser.find("#key-form").is_displayed(), "the page asks for a key")
+        for letter in "secret":  # longer than the two seconds after which the view asks again
+            browser.press(letter)
+            time.sleep(0.5)
+        browser.press(Keys.ENTER)
+        eventually(lambda: not browser.find("#key-form").is_displayed(), "the key is taken")
+        eventually(lambda: browser.find("#now-plots").is_displayed(), "and the figures come")
+
+
+def test_an_overlay_that_is_gone_is_not_a_port_that_is_wrong(browser, server):
+    browser.refusals = ["404"]
+    browser.open(server.url + "/#write")
+    eventually(lambda: browser.text("#served") != "", "the page has loaded")
+    for path, what in (("v1/models/none", "not here"), ("nowhere", "not at this port")):
+        browser.run("ask(arguments[0]).catch(troubleShow)", path)
+        eventually(lambda: what in trouble(browser), what)  # noqa: B023
 
 
 def test_a_key_that_is_taken_back_while_the_page_is_open(browser, tmp_path):

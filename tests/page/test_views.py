@@ -291,6 +291,18 @@ def test_a_token_shows_the_slots_that_it_read(browser, server):
     assert len(browser.all("#memory-token .head:first-child .slot")) == len(rows[0][0])
 
 
+def test_a_text_of_more_tokens_than_are_shown(browser, server):
+    opened(browser, server, "memory")
+    text = "The old king of the sea was " * 3500 + "In 1912 Paris fell . Zyx qwv " * 400
+    browser.run("document.querySelector('#memory-input').value = arguments[0]", text)
+    browser.find("#memory-go").click()
+    eventually(lambda: browser.find("#memory-slot").is_displayed(), "a slot is chosen")
+    assert "its first 20,000 tokens are shown" in browser.text("#memory-state")
+    assert not browser.find("#trouble").is_displayed()
+    browser.run("memoryText.focus(arguments[0]); memoryText.choose(arguments[0])", 25000)
+    assert browser.find("#memory-token .slot").is_displayed()
+
+
 def test_a_slot_shows_where_else_it_was_read(browser, server):
     opened(browser, server, "memory")
     trace(browser)
