@@ -16,7 +16,7 @@ struct slots_wish {
 
 enum {
     SLOTS_TOP_MAX = 4096,
-    SLOTS_TOP_BYTES = 48, /* of a slot in the list: in base64, which it is not, more than its text */
+    SLOTS_TOP_BYTES = 48, /* of a slot in the list: more than its text, counted as base64 */
 };
 
 /* Reads "memory_slots"; memory is what "memory" said. */
