@@ -38,6 +38,10 @@ awk 'FNR == 1 { open = 0 }
 # A comment keeps to the 100 columns of the code. A table, whose columns stand three blanks apart, may be wider.
 LC_ALL=C.UTF-8 grep -nE '^.{101}' "${sources[@]}" | grep -vE '[^ ] {3}|──' | finding "a line of more than 100 columns"
 
+# A folder's README stays under 80 lines; what is longer is a page of its own.
+printf '%s\n' "${everything[@]}" | grep '/README\.md$' | xargs wc -l | awk '$2 != "total" && $1 >= 80 { print $2 ": " $1 }' |
+    finding "a folder's README of 80 lines or more"
+
 # A file that a comment names is there. (CUDA's own header is not ours.)
 awk -v names="${everything[*]##*/}" \
     'BEGIN { n = split(names, list, " "); for (i = 1; i <= n; i++) is[list[i]] = 1; is["cuda_bf16.h"] = 1 }
