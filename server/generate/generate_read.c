@@ -262,8 +262,9 @@ bool generate_read_prompt(struct fields *fields, struct generate_job *job, const
     }
     const struct input_marks marks = {.bos_text = bos && limits->info->add_bos};
     /* The sum of all prompts is bounded by the queue; each one by the context, in generate_fit. */
-    return input_read(&job->inputs, prompt, name, true, true, marks, limits->max_items, NULL,
-                      limits, fields->error);
+    const struct input_rules rules = {
+        .name = name, .text = true, .ids = true, .marks = marks, .items = limits->max_items};
+    return input_read(&job->inputs, prompt, &rules, limits, fields->error);
 }
 
 bool generate_fit(struct fields *fields, struct generate_job *job, struct sampling *sampling,

@@ -223,32 +223,35 @@ bool input_tokenise(struct input *input, const char *place, const struct api_lim
     return true;
 }
 
-static bool input_read_one(struct input *input, json_t *value, const char *name,
-                           struct input_marks marks, const struct input_limit *tokens,
-                           const struct api_limits *limits, struct api_error *error)
+static bool input_read_one(struct input *input, json_t *value, const char *place,
+                           const struct input_rules *rules, const struct api_limits *limits,
+                           struct api_error *error)
 {
+    const struct input_marks marks = rules->marks;
     if (json_is_string(value)) {
         input->text = json_string_value(value);
         input->text_bytes = json_string_length(value);
         input->special = marks.special;
-        return input_tokenise(input, name, limits, error) &&
-               input_add_marks(input, name, marks, limits->info, error);
+        return input_tokenise(input, place, limits, error) &&
+               input_add_marks(input, place, marks, limits->info, error);
     }
-    return input_ids(value, name, tokens, limits->info->n_vocab, &input->ids, &input->n_ids,
+    return input_ids(value, place, rules->tokens, limits->info->n_vocab, &input->ids, &input->n_ids,
                      error) &&
-           input_add_marks(input, name, marks, limits->info, error);
+           input_add_marks(input, place, marks, limits->info, error);
 }
 
 /* ---- lists of inputs ----------------------------------------------------------------------- */
 
 /* The number of inputs in value; whole = value itself is the one input. */
-static bool input_shape(json_t *value, const char *name, bool allow_text, bool allow_ids,
-                        bool *whole, struct api_error *error)
+static bool input_shape(json_t *value, const struct input_rules *rules, bool *whole,
+                        struct api_error *error)
 {
-    const char *const expected = !allow_ids    ? "a string or a list of strings"
-                                 : !allow_text ? "a list of token ids or a list of such lists"
-                                               : "a string, a list of strings, a list of token ids "
-                                                 "or a list of such lists";
+    const char *const name = rules->name;
+    const char *const expected = !rules->ids ? "a string or a list of strings"
+                                 : !rules->text
+                                     ? "a list of token ids or a list of such lists"
+                                     : "a string, a list of strings, a list of token ids "
+                                       "or a list of such lists";
     *whole = json_is_string(value);
     if (!*whole && !json_is_array(value)) {
         return api_error_set(error, 400, "invalid_value", name, "%s must be %s", name, expected);
@@ -262,7 +265,7 @@ static bool input_shape(json_t *value, const char *name, bool allow_text, bool a
     }
     const bool is_text = json_is_string(first);
     const bool is_ids = *whole ? json_is_number(first) : json_is_array(first);
-    if (!(is_text && allow_text) && !(is_ids && allow_ids)) {
+    if (!(is_text && rules->text) && !(is_ids && rules->ids)) {
         return api_error_set(error, 400, "invalid_value", name, "%s must be %s", name, expected);
     }
     const size_t n = *whole ? 0 : json_array_size(value);
@@ -277,13 +280,13 @@ static bool input_shape(json_t *value, const char *name, bool allow_text, bool a
     return true;
 }
 
-bool input_read(struct input_list *list, json_t *value, const char *name, bool allow_text,
-                bool allow_ids, struct input_marks marks, struct input_limit items,
-                const struct input_limit *tokens, const struct api_limits *limits,
-                struct api_error *error)
+bool input_read(struct input_list *list, json_t *value, const struct input_rules *rules,
+                const struct api_limits *limits, struct api_error *error)
 {
+    const char *const name = rules->name;
+    const struct input_limit *const tokens = rules->tokens;
     bool whole = false;
-    if (!input_shape(value, name, allow_text, allow_ids, &whole, error)) {
+    if (!input_shape(value, rules, &whole, error)) {
         return false;
     }
     const json_t *const first = whole ? value : json_array_get(value, 0);
@@ -292,8 +295,8 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
                              "the model has no tokenizer: %s must hold token ids, not text", name);
     }
     const size_t n = whole ? 1 : json_array_size(value);
-    if ((int64_t)n > items.most) {
-        return input_too_many_items(error, name, n, items);
+    if ((int64_t)n > rules->items.most) {
+        return input_too_many_items(error, name, n, rules->items);
     }
     list->input = calloc(n, sizeof *list->input);
     if (list->input == NULL) {
@@ -310,7 +313,7 @@ bool input_read(struct input_list *list, json_t *value, const char *name, bool a
         if (tokens != NULL && bytes / INPUT_BYTES_PER_TOKEN > tokens->most) {
             return input_too_many_tokens(error, name, *tokens);
         }
-        if (!input_read_one(&list->input[i], each, place, marks, tokens, limits, error)) {
+        if (!input_read_one(&list->input[i], each, place, rules, limits, error)) {
             return false;
         }
         total += list->input[i].n_ids;

@@ -87,13 +87,18 @@ struct input_marks {
     bool special;   /* special tokens that a text spells become those tokens */
 };
 
-/* Reads value (str, [str], [int] or [[int]], as far as text and ids are allowed) and tokenises.
- * name is the field, for errors. items bounds the inputs, tokens the ids of all of them together;
- * NULL = as many as the body holds. */
-bool input_read(struct input_list *list, struct json_t *value, const char *name, bool allow_text,
-                bool allow_ids, struct input_marks marks, struct input_limit items,
-                const struct input_limit *tokens, const struct api_limits *limits,
-                struct api_error *error);
+/* What a field of inputs may hold. */
+struct input_rules {
+    const char *name; /* of the field, for errors */
+    bool text, ids;   /* which of them; both are possible */
+    struct input_marks marks;
+    struct input_limit items;         /* the inputs */
+    const struct input_limit *tokens; /* the ids of all of them together; NULL = as many as come */
+};
+
+/* Reads value (str, [str], [int] or [[int]], as far as rules allow) and tokenises. */
+bool input_read(struct input_list *list, struct json_t *value, const struct input_rules *rules,
+                const struct api_limits *limits, struct api_error *error);
 
 /* The two halves of reading one: ids and offsets of text, and what goes around the ids. place:
  * where it stands, "pairs[3].context" of the field "pairs", for errors. */

@@ -263,8 +263,13 @@ static bool read_documents(struct fields *fields, struct score_job *job, json_t 
     struct api_error *const error = fields->error;
     const bool is_text = job->form == SCORE_TEXT;
     const char *const name = is_text ? "text" : "tokens";
-    if (!input_read(&job->inputs, value, name, is_text, !is_text, marks, limits->max_score_items,
-                    &limits->max_score_tokens, limits, error)) {
+    const struct input_rules rules = {.name = name,
+                                      .text = is_text,
+                                      .ids = !is_text,
+                                      .marks = marks,
+                                      .items = limits->max_score_items,
+                                      .tokens = &limits->max_score_tokens};
+    if (!input_read(&job->inputs, value, &rules, limits, error)) {
         return false;
     }
     if (!new_entries(job, (size_t)job->inputs.n, error)) {
