@@ -11,6 +11,7 @@
  *     pieces.
  * A user-defined piece that a user types is that piece, as in training; a control piece is not. */
 extern "C" {
+#include "engine/charsmap.h"
 #include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
 #include "models/file.h"
@@ -30,6 +31,7 @@ namespace
 {
 
 const size_t model_bytes_max = size_t{64} << 20;
+const size_t piece_bytes_max = 4096;      /* the library recurses once for each byte */
 const char space_mark[] = "\xe2\x96\x81"; /* U+2581 stands for a space inside pieces */
 
 struct spelling {
@@ -51,7 +53,8 @@ struct spm_tokenizer : tokenizer {
 /* What the library keeps to itself, read from the serialized ModelProto
  * (sentencepiece_model.proto): field 1 pieces {1 piece, 3 type}, 2 trainer_spec {3 model_type}, 3
  * normalizer_spec {2 charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5
- * escape_whitespaces}. The library has accepted the bytes before; the walk is bounded all the same.
+ * escape_whitespaces}; 5 is a spec like 3. The library believes the lengths and maps that a file
+ * states, so check_model sees them first.
  */
 struct settings {
     uint64_t model_type = 1; /* defaults of the format */
@@ -71,8 +74,23 @@ class reader
     /* The next field; false at the end or on damage. Numbers land in value, strings in text. */
     bool next(int *field, uint64_t *value, std::string *text)
     {
+        if (at_ == end_) {
+            return false;
+        }
+        is_damaged_ = !one(field, value, text);
+        return !is_damaged_;
+    }
+    /* Whether the last next was false because of damage. */
+    bool is_damaged() const
+    {
+        return is_damaged_;
+    }
+
+  private:
+    bool one(int *field, uint64_t *value, std::string *text)
+    {
         uint64_t key = 0;
-        if (at_ == end_ || !varint(&key)) {
+        if (!varint(&key) || key > UINT32_MAX) {
             return false;
         }
         *field = static_cast<int>(key >> 3);
@@ -93,8 +111,6 @@ class reader
         default: return false;
         }
     }
-
-  private:
     bool varint(uint64_t *value)
     {
         *value = 0;
@@ -117,7 +133,51 @@ class reader
     }
     const char *at_;
     const char *end_;
+    bool is_damaged_ = false;
 };
+
+/* A piece, or the spec of a normalizer. */
+enum err_code check_part(int part, const std::string &bytes, int id, const char *path,
+                         struct err *err)
+{
+    reader in(bytes);
+    int field = 0;
+    uint64_t value = 0;
+    std::string text;
+    enum err_code code = ERR_OK;
+    while (code == ERR_OK && in.next(&field, &value, &text)) {
+        if (part == 1 && field == 1 && text.size() > piece_bytes_max) {
+            code = err_set(err, ERR_FORMAT, "%s: piece %d has %zu bytes, the limit is %zu", path,
+                           id, text.size(), piece_bytes_max);
+        } else if (part != 1 && field == 2) {
+            code = charsmap_check(text.data(), text.size(), path, err);
+        }
+    }
+    return code != ERR_OK || !in.is_damaged()
+               ? code
+               : err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: its field %d is damaged",
+                         path, part);
+}
+
+/* What the library would follow without looking. */
+enum err_code check_model(const std::string &model, const char *path, struct err *err)
+{
+    reader in(model);
+    int field = 0;
+    uint64_t value = 0;
+    std::string text;
+    enum err_code code = ERR_OK;
+    for (int id = 0; code == ERR_OK && in.next(&field, &value, &text);) {
+        if (field == 1 || field == 3 || field == 5) {
+            code = check_part(field, text, id, path, err);
+        }
+        id += field == 1 ? 1 : 0;
+    }
+    return code != ERR_OK || !in.is_damaged()
+               ? code
+               : err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: its fields are damaged",
+                         path);
+}
 
 void read_piece(const std::string &bytes, int id, settings *s)
 {
@@ -258,6 +318,10 @@ enum err_code read_model(const char *path, bool must_exist, std::string *model, 
 enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::string &model,
                          int n_vocab, struct err *err)
 {
+    const enum err_code code = check_model(model, path, err);
+    if (code != ERR_OK) {
+        return code;
+    }
     const sentencepiece::util::Status status = t->spm.LoadFromSerializedProto(model);
     if (!status.ok()) {
         return err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: %s", path,
