@@ -23,7 +23,7 @@ static enum err_code find_file(char path[PATH_MAX], const char *dir, struct err 
             return ERR_ARGUMENT;
         }
         const bool ranks = i == 0 && tokenizer_bpe_kind(path) == BPE_FILE_RANKS;
-        if (access(path, F_OK) == 0 && !ranks) {
+        if (file_exists(path) && !ranks) {
             return ERR_OK;
         }
     }

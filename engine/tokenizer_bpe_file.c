@@ -77,15 +77,20 @@ static enum err_code check_keys(const json_t *object, const char *const *keys, c
     return ERR_OK;
 }
 
+static bool is_sequence(const json_t *step, const char *list)
+{
+    return is_type(step, "Sequence") && json_is_array(json_object_get(step, list));
+}
+
 /* The list of a Sequence under the given key, or the one step itself. */
 static size_t n_step(const json_t *step, const char *list)
 {
-    return is_type(step, "Sequence") ? json_array_size(json_object_get(step, list)) : 1;
+    return is_sequence(step, list) ? json_array_size(json_object_get(step, list)) : 1;
 }
 
 static const json_t *step_at(const json_t *step, const char *list, size_t i)
 {
-    return is_type(step, "Sequence") ? json_array_get(json_object_get(step, list), i) : step;
+    return is_sequence(step, list) ? json_array_get(json_object_get(step, list), i) : step;
 }
 
 static enum err_code read_normalizer(struct bpe_tokenizer *t, const json_t *value, const char *path,
@@ -433,6 +438,9 @@ static enum err_code read_object(struct bpe_tokenizer **t, const json_t *root, c
     const json_t *const vocab = json_object_get(model, "vocab");
     const json_t *const merges = json_object_get(model, "merges");
     const json_t *const added = json_object_get(root, "added_tokens");
+    if (added != NULL && !json_is_null(added) && !json_is_array(added)) {
+        return refuse(path, "added_tokens", added, "a list", err);
+    }
     if (check_keys(root, keys, "the file", path, err) != ERR_OK ||
         check_sentencepiece(root, path, err) != ERR_OK || check_model(model, path, err) != ERR_OK ||
         check_processor(json_object_get(root, "post_processor"), path, err) != ERR_OK ||
@@ -519,10 +527,12 @@ enum err_code bpe_file_read(struct bpe_tokenizer **tokenizer, const struct bpe_s
     } else {
         json_t *root = NULL;
         code = json_file_parse(&root, source->text, source->bytes, source->path, e);
-        if (code == ERR_OK) {
-            code = json_is_object(json_object_get(root, "model"))
-                       ? read_object(tokenizer, root, source->path, n_vocab, e)
-                       : read_pair(tokenizer, root, source, n_vocab, e);
+        const json_t *const model = json_object_get(root, "model");
+        if (code == ERR_OK && model != NULL && !json_is_object(model) && !json_is_integer(model)) {
+            code = refuse(source->path, "model", model, "an object, or in a vocab.json an id", e);
+        } else if (code == ERR_OK) {
+            code = json_is_object(model) ? read_object(tokenizer, root, source->path, n_vocab, e)
+                                         : read_pair(tokenizer, root, source, n_vocab, e);
         }
         json_decref(root);
     }

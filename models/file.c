@@ -17,13 +17,21 @@ enum err_code file_path(char path[PATH_MAX], const char *dir, const char *name, 
                          name, PATH_MAX - 1);
 }
 
+bool file_exists(const char *path)
+{
+    struct stat status;
+    return lstat(path, &status) == 0;
+}
+
 enum err_code file_open(FILE **file, const char *path, bool optional, struct err *err)
 {
     *file = NULL;
     struct stat status;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && optional && errno == ENOENT) {
-        return ERR_OK;
+        return !file_exists(path)
+                   ? ERR_OK
+                   : err_set(err, ERR_IO, "%s: is a link to a file that is not there", path);
     }
     const bool known = fd >= 0 && fstat(fd, &status) == 0;
     enum err_code code = ERR_OK;

@@ -11,6 +11,8 @@
 
 /* path = dir "/" name. ERR_ARGUMENT: it would be too long. */
 enum err_code file_path(char path[PATH_MAX], const char *dir, const char *name, struct err *err);
+/* Whether there is something of that name, be it a link to nothing. */
+bool file_exists(const char *path);
 /* Owner of *file: the caller, by fclose. With optional, a missing file leaves it NULL without an
  * error. */
 enum err_code file_open(FILE **file, const char *path, bool optional, struct err *err);

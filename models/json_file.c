@@ -10,6 +10,9 @@
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
+/* A list of numbers takes up to 30 times its text, and no file that is meant takes so much. */
+static const size_t reading_bytes_max = (size_t)512 << 20;
+
 /* The text that the thread is reading. jansson does not look at every result of malloc, so the
  * first NULL ends the reading by a jump out of it. */
 static _Thread_local struct {
@@ -17,6 +20,7 @@ static _Thread_local struct {
     jmp_buf end;
     void **taken; /* Owner: the pieces of memory that jansson took, [n_taken] of room */
     size_t n_taken, room;
+    size_t bytes; /* of all that it took */
     /* Those of them that it has freed, each with the address of the next: free when all is read. */
     void *returned;
 } reading;
@@ -26,6 +30,11 @@ static void *reading_malloc(size_t bytes)
     void *const memory = malloc(bytes < sizeof(void *) ? sizeof(void *) : bytes);
     if (!reading.is_on) {
         return memory;
+    }
+    reading.bytes += bytes;
+    if (reading.bytes > reading_bytes_max) {
+        free(memory);
+        longjmp(reading.end, 1);
     }
     if (memory != NULL && reading.n_taken == reading.room) {
         const size_t room = reading.room == 0 ? 64 : 2 * reading.room;

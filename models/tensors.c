@@ -247,8 +247,8 @@ enum err_code tensors_open(struct tensors **tensors, const char *dir, struct err
     if (code != ERR_OK) {
         return code;
     }
-    const bool has_index = access(sharded, F_OK) == 0;
-    if (has_index && access(single, F_OK) == 0) {
+    const bool has_index = file_exists(sharded);
+    if (has_index && file_exists(single)) {
         return err_set(err, ERR_FORMAT, "%s: there is also %s: remove the one that is not meant",
                        sharded, single);
     }

@@ -314,11 +314,26 @@ static bool wait_for_signal(struct server *server, int signal_fd, int event_fd, 
 
 /* ---- the whole ----------------------------------------------------------------------------- */
 
+/* Who may ask: the keys, and whose word on addresses counts. */
+static enum err_code read_access(struct server *server, struct err *err)
+{
+    const struct options *const options = server->options;
+    const enum err_code code = options->api_key_file[0] != '\0'
+                                   ? keys_open(&server->keys, options->api_key_file, err)
+                                   : ERR_OK;
+    return code != ERR_OK ? code : proxies_parse(&server->proxies, options->trusted_proxies, err);
+}
+
 /* --check: loads, runs the self-test, prints /info. */
 static int serve_check(struct server *server)
 {
     struct engine *engine = NULL;
     struct err err = {0};
+    const enum err_code code = read_access(server, &err);
+    keys_close(server->keys);
+    if (code != ERR_OK) {
+        return cmd_fail(&err);
+    }
     const struct engine_options options = serve_engine_options(server);
     if (engine_open(&engine, &options, &err) != ERR_OK) {
         return cmd_fail(&err);
@@ -337,8 +352,15 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
 {
     struct loader loader = {
         .server = server, .done_fd = eventfd(0, EFD_CLOEXEC), .failed_fd = eventfd(0, EFD_CLOEXEC)};
-    CHECK(loader.done_fd >= 0 && loader.failed_fd >= 0);
-    CHECK(pthread_create(&loader.thread, NULL, loader_run, &loader) == 0);
+    const bool has_files = loader.done_fd >= 0 && loader.failed_fd >= 0;
+    const int why = has_files ? pthread_create(&loader.thread, NULL, loader_run, &loader) : errno;
+    if (why != 0) {
+        (void)http_stop(server->admin, 0);
+        (void)http_stop(server->http, 0);
+        (void)err_set(&loader.err, ERR_IO, "cannot start the thread that loads the model: %s",
+                      strerror(why));
+        return cmd_fail(&loader.err);
+    }
     bool typed = false;
     if (wait_for_signal(server, signal_fd, loader.done_fd, &typed)) {
         log_event(LEVEL_INFO, "stopped", "phase=%s", atomic_load(&server->phase));
@@ -388,13 +410,7 @@ static enum log_level log_level_of(const char *name)
 static enum err_code serve_open(struct server *server, struct err *err)
 {
     const struct options *const options = server->options;
-    if (options->api_key_file[0] != '\0') {
-        const enum err_code code = keys_open(&server->keys, options->api_key_file, err);
-        if (code != ERR_OK) {
-            return code;
-        }
-    }
-    if (proxies_parse(&server->proxies, options->trusted_proxies, err) != ERR_OK) {
+    if (read_access(server, err) != ERR_OK) {
         return err->code;
     }
     const enum err_code counted = clients_open(&server->clients, options->max_connections, err);
@@ -470,9 +486,9 @@ int serve_run(const struct options *options)
     CHECK(pthread_sigmask(SIG_BLOCK, &signals, NULL) == 0);
     CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
     const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
-    CHECK(signal_fd >= 0);
     struct err err = {0};
-    status = log_start((size_t)options->log_buffer_bytes, &err) == ERR_OK &&
+    status = signal_fd < 0 ? cmd_fail(&(struct err){ERR_IO, "cannot open a file for signals"})
+             : log_start((size_t)options->log_buffer_bytes, &err) == ERR_OK &&
                      serve_open(server, &err) == ERR_OK
                  ? serve_loop(server, &signals, signal_fd)
                  : cmd_fail(&err);

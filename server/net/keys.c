@@ -2,11 +2,13 @@
 #include "server/net/keys.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 enum { KEYS_FILE_MAX = KEYS_MAX * (KEY_BYTES_MAX + 64 + OVERLAYS_OF_REQUEST * OVERLAY_NAME_MAX) };
 
@@ -130,8 +132,13 @@ enum err_code keys_parse(struct key *key, int *n, const char *text, size_t bytes
 /* *text is malloc'd. */
 static enum err_code read_file(const char *path, char **text, size_t *bytes, struct err *err)
 {
-    FILE *const file = fopen(path, "re");
+    /* A pipe that nobody writes to is at its end, not waited for; one that somebody does is read. */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *const file = fd >= 0 && fcntl(fd, F_SETFL, O_RDONLY) == 0 ? fdopen(fd, "r") : NULL;
     if (file == NULL) {
+        if (fd >= 0) {
+            (void)close(fd);
+        }
         return err_set(err, ERR_IO, "--api-key-file %s: %s", path, strerror(errno));
     }
     *text = malloc(KEYS_FILE_MAX + 1);
