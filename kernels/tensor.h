@@ -37,7 +37,9 @@ static inline struct tensor tensor_make(void *data, int64_t rows, int64_t cols, 
 /* Columns first .. first+cols-1 of t: the same rows, the same stride. */
 static inline struct tensor tensor_cols(struct tensor t, int64_t first, int64_t cols)
 {
-    t.data = (char *)t.data + (size_t)first * dtype_bytes(t.dtype);
+    if (t.data != NULL) { /* else sizes are counted, and nothing is there */
+        t.data = (char *)t.data + (size_t)first * dtype_bytes(t.dtype);
+    }
     t.cols = cols;
     return t;
 }
