@@ -78,7 +78,10 @@ static int take_range(void *data, size_t bytes)
 static enum err_code map(struct mapped *mapped, size_t bytes_min, struct err *err)
 {
     struct stat status = {0};
-    if (fstat(mapped->fd, &status) != 0 || status.st_size < (off_t)bytes_min) {
+    if (fstat(mapped->fd, &status) != 0) {
+        return err_set(err, ERR_IO, "%s: cannot be looked at: %s", mapped->path, strerror(errno));
+    }
+    if (status.st_size < (off_t)bytes_min) {
         return err_set(err, ERR_FORMAT, "%s: not a safetensors file of at least %zu bytes",
                        mapped->path, bytes_min);
     }

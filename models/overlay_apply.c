@@ -65,7 +65,10 @@ static enum err_code copy_file(const struct apply *it, const char *name, struct 
         file_path(to_path, it->part, name, err) != ERR_OK) {
         return err->code;
     }
-    if (stat(from_path, &status) != 0 || !S_ISREG(status.st_mode)) {
+    if (stat(from_path, &status) != 0) {
+        return failed(from_path, "cannot be looked at", err);
+    }
+    if (!S_ISREG(status.st_mode)) {
         return ERR_OK; /* a folder, say */
     }
     const int from = open(from_path, O_RDONLY | O_CLOEXEC);
@@ -96,9 +99,12 @@ static enum err_code copy_files(const struct apply *it, struct err *err)
         return failed(it->base, "cannot be read", err);
     }
     enum err_code code = ERR_OK;
-    for (const struct dirent *entry = readdir(dir); entry != NULL && code == ERR_OK;
-         entry = readdir(dir)) {
+    const struct dirent *entry = NULL;
+    while (code == ERR_OK && (errno = 0, entry = readdir(dir)) != NULL) {
         code = is_about_base(entry->d_name) ? ERR_OK : copy_file(it, entry->d_name, err);
+    }
+    if (code == ERR_OK && errno != 0) {
+        code = failed(it->base, "cannot be read", err);
     }
     (void)closedir(dir);
     return code;

@@ -12,12 +12,17 @@ static json_t *part_json(const struct safetensors_part *part, int64_t *offset)
     const int64_t size = (int64_t)safetensors_dtype_bytes(part->dtype);
     int64_t bytes = size;
     CHECK(part->n_dim >= 1 && part->n_dim <= 2 && *offset % size == 0);
+    bool ok = true;
     for (int i = 0; i < part->n_dim; i++) {
-        (void)json_array_append_new(shape, json_integer(part->dim[i]));
+        ok = json_array_append_new(shape, json_integer(part->dim[i])) == 0 && ok;
         CHECK(!__builtin_mul_overflow(bytes, part->dim[i], &bytes));
     }
     const int64_t begin = *offset;
     CHECK(!__builtin_add_overflow(begin, bytes, offset));
+    if (!ok) {
+        json_decref(shape);
+        return NULL;
+    }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_dtype_name(part->dtype), "shape",
                      shape, "data_offsets", (json_int_t)begin, (json_int_t)*offset);
 }
@@ -37,7 +42,14 @@ static char *header_json(const struct safetensors_part *part, int n_part,
     for (int i = 0; ok && i < n_part; i++) {
         ok = json_object_set_new(root, part[i].name, part_json(&part[i], &offset)) == 0;
     }
-    char *const text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    /* Where memory fails, jansson may leave out a part of the text and say nothing. */
+    json_t *const again = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    if (text != NULL && !json_equal(root, again)) {
+        free(text);
+        text = NULL;
+    }
+    json_decref(again);
     json_decref(strings);
     json_decref(root);
     return text;

@@ -7,6 +7,7 @@
 #include "server/version.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -138,6 +139,8 @@ static int command_name(char name[NAME_BYTES], int argc, char **argv)
 int main(int argc, char **argv)
 {
     open_standard_files();
+    (void)signal(SIGXFSZ,
+                 SIG_IGN); /* a write beyond the limit of a file's size is an error of that write */
     if (argc < 2) {
         fprintf(stderr, "pkmserve: no command given; see 'pkmserve help'\n");
         return EXIT_USAGE;

@@ -171,6 +171,9 @@ void api_root(struct server *server, struct exchange *x)
                 "GET  /v1/models   /info  /version  /health%s%s\n",
                 server->options->admin_port == 0 ? "  /metrics" : "",
                 server->options->ui ? "  /ui" : "");
+    if (x->out.failed) {
+        exchange_refuse(x, 500, "out_of_memory", NULL, "no memory for the answer");
+    }
 }
 
 void api_chat(struct server *server, struct exchange *x)

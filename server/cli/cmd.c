@@ -14,12 +14,12 @@ const char *cmd_shown_path(const char *path)
     return strcmp(path, "-") == 0 ? "standard input" : path;
 }
 
-void cmd_print(struct text *text)
+enum err_code cmd_print(const struct text *text, struct err *err)
 {
     if (text->failed) {
-        fprintf(stderr, "pkmserve: no memory to print the result\n");
-    } else {
-        fwrite(text->data, 1, text->n, stdout);
-        fputc('\n', stdout);
+        return err_set(err, ERR_MEMORY, "no memory to print the result");
     }
+    fwrite(text->data, 1, text->n, stdout);
+    fputc('\n', stdout);
+    return ERR_OK;
 }

@@ -382,7 +382,7 @@ static const char *read_name(const struct bench *bench)
     return bench->be->is_host ? "plain read" : "copy";
 }
 
-static void print_json(struct bench *bench, const struct options *options)
+static enum err_code print_json(struct bench *bench, const struct options *options, struct err *err)
 {
     struct text out = {0};
     char hash[17];
@@ -426,8 +426,9 @@ static void print_json(struct bench *bench, const struct options *options)
     }
     json_close(&out, ']');
     json_close(&out, '}');
-    cmd_print(&out);
+    const enum err_code code = cmd_print(&out, err);
     text_free(&out);
+    return code;
 }
 
 static void print_table(struct bench *bench, const struct options *options)
@@ -468,7 +469,7 @@ static enum err_code run_rounds(struct bench *bench, const struct options *optio
     }
     progress_end(&progress);
     if (code == ERR_OK && options->json) {
-        print_json(bench, options);
+        code = print_json(bench, options, err);
     } else if (code == ERR_OK) {
         print_table(bench, options);
     }
@@ -489,7 +490,7 @@ static enum err_code run_on_demand(struct bench *bench, const struct options *op
     while (code == ERR_OK && getline(&line, &bytes, stdin) > 0) {
         code = run_round(bench, 0, err);
         if (code == ERR_OK) {
-            print_json(bench, options);
+            code = print_json(bench, options, err);
             (void)fflush(stdout);
         }
     }

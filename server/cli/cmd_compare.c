@@ -363,7 +363,8 @@ static int64_t count_unknown(const struct comparison *it, int64_t *n_tokens)
     return n_unk;
 }
 
-static void print_json(const struct comparison *it, const struct compare_figures *f)
+static enum err_code print_json(const struct comparison *it, const struct compare_figures *f,
+                                struct err *err)
 {
     int64_t n_tokens = 0;
     const struct options *const options = it->options;
@@ -387,8 +388,9 @@ static void print_json(const struct comparison *it, const struct compare_figures
     json_field_double(&out, "max_worse", options->max_worse);
     json_field_bool(&out, "is_close", is_close(options, f));
     json_close(&out, '}');
-    cmd_print(&out);
+    const enum err_code code = cmd_print(&out, err);
     text_free(&out);
+    return code;
 }
 
 static void print_table(const struct comparison *it, const struct compare_figures *f)
@@ -547,7 +549,11 @@ static enum err_code run(struct comparison *it, struct err *err)
     const struct compare_figures figures = compare_figures_of(&it->sums);
     int64_t n_tokens = 0;
     const int64_t n_unk = count_unknown(it, &n_tokens);
-    (it->options->json ? print_json : print_table)(it, &figures);
+    if (!it->options->json) {
+        print_table(it, &figures);
+    } else if (print_json(it, &figures, err) != ERR_OK) {
+        return err->code;
+    }
     fflush(stdout);
     cmd_warn_unknown(n_unk, n_tokens, it->tokenizer);
     return judge(it, &figures, err);

@@ -171,11 +171,9 @@ enum err_code cmd_refused(const struct api_error *error, struct err *err)
 
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)
 {
-    if (error == NULL) {
-        cmd_print(out);
-    }
+    const enum err_code code = error == NULL ? cmd_print(out, err) : cmd_refused(error, err);
     text_free(out);
-    return error == NULL ? ERR_OK : cmd_refused(error, err);
+    return code;
 }
 
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)

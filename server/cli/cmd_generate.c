@@ -14,6 +14,7 @@ struct generation {
     struct text_stream gen;
     bool streams;     /* text goes out as it comes */
     int n_id_printed; /* --ids */
+    bool no_memory;   /* a part of the text was not printed */
 };
 
 static enum err_code put_prompt(struct text *body, const struct options *options, int n_vocab,
@@ -29,6 +30,9 @@ static enum err_code put_prompt(struct text *body, const struct options *options
         text_puts(&input, prompt);
     }
     json_key(body, "prompt");
+    if (code == ERR_OK && input.failed) {
+        code = err_set(err, ERR_MEMORY, "no memory for the prompt");
+    }
     if (code == ERR_OK) {
         code = cmd_put_input(body, &input, options->ids, n_vocab,
                              file ? "standard input" : "the prompt", err);
@@ -102,6 +106,7 @@ static void print_text(struct generation *it, int n_out, enum finish state)
     if (out.n > 0) {
         fwrite(out.data, 1, out.n, stdout);
     }
+    it->no_memory = it->no_memory || out.failed;
     text_free(&out);
 }
 
@@ -145,6 +150,9 @@ static enum err_code print_end(const struct generation *it, struct err *err)
     const struct request *const request = it->job.request;
     struct api_error error = {0};
     putchar('\n');
+    if (it->no_memory) {
+        return err_set(err, ERR_MEMORY, "no memory for the text: a part of it was not printed");
+    }
     if (!answer_check(request, &error)) {
         return cmd_refused(&error, err);
     }

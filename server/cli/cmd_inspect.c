@@ -130,7 +130,7 @@ static void json_hashes(struct text *out, const struct inspection *it)
     json_close(out, ']');
 }
 
-static void print_json(const struct inspection *it)
+static enum err_code print_json(const struct inspection *it, struct err *err)
 {
     const struct model_info *const info = it->info;
     struct text out = {0};
@@ -163,8 +163,9 @@ static void print_json(const struct inspection *it)
         json_hashes(&out, it);
     }
     json_close(&out, '}');
-    cmd_print(&out);
+    const enum err_code code = cmd_print(&out, err);
     text_free(&out);
+    return code;
 }
 
 /* ---- text ---------------------------------------------------------------------------------- */
@@ -291,7 +292,7 @@ int cmd_inspect(const struct options *options)
                                 .tokenizer = tokenizer ? tokenizer_kind(tokenizer) : NULL};
         sum_kinds(&it, tensors);
         if (options->json) {
-            print_json(&it);
+            code = print_json(&it, &err);
         } else {
             print_text(&it);
         }

@@ -322,11 +322,9 @@ static enum err_code print_rank(const struct list *list, const struct counts *ta
     }
     json_close(&out, ']');
     json_close(&out, '}');
-    if (json) {
-        cmd_print(&out);
-    }
+    const enum err_code code = json ? cmd_print(&out, err) : ERR_OK;
     text_free(&out);
-    return ERR_OK;
+    return code;
 }
 
 int cmd_memory_rank(const struct options *options)
@@ -488,7 +486,7 @@ int cmd_memory_hot(const struct options *options)
         code = lists_write(list, &counts, "reads", options->output, &err);
     }
     if (code == ERR_OK && options->json) {
-        cmd_print(&out);
+        code = cmd_print(&out, &err);
     }
     text_free(&out);
     lists_free(list);

@@ -212,6 +212,10 @@ static enum err_code add_place(struct target *target, const struct examples *it,
         return ERR_OK;
     }
     const enum err_code code = fill_place(&place, it, text, err);
+    if (code != ERR_OK) {
+        place_free(&place);
+        return code;
+    }
     memmove(target->place + at + 1, target->place + at,
             (size_t)(target->n_place - at) * sizeof place);
     target->place[at] = place;
@@ -220,7 +224,7 @@ static enum err_code add_place(struct target *target, const struct examples *it,
     } else {
         target->n_place++;
     }
-    return code;
+    return ERR_OK;
 }
 
 /* Looks for the slots that were asked for among the look-ups of one position in memory m. */
@@ -258,7 +262,8 @@ static enum err_code look_text(void *ctx, const struct texts_item *text, struct 
     const int64_t first = slots_first(text->request, text->item);
     enum err_code code = ERR_OK;
     for (int m = 0; m < it->info.n_memory && code == ERR_OK; m++) {
-        for (int64_t p = 0; it->index[m] != NULL && p < text->item->trace[m].n_position; p++) {
+        const int64_t n = it->index[m] != NULL ? text->item->trace[m].n_position : 0;
+        for (int64_t p = 0; p < n && code == ERR_OK; p++) {
             code = look_at(it, text, m, p, first + p, err);
         }
     }
@@ -293,7 +298,7 @@ static void put_place(struct text *out, const struct place *place)
     json_close(out, '}');
 }
 
-static void print(const struct examples *it)
+static enum err_code print(const struct examples *it, struct err *err)
 {
     struct text out = {0};
     json_open(&out, '{');
@@ -316,8 +321,9 @@ static void print(const struct examples *it)
     }
     json_close(&out, ']');
     json_close(&out, '}');
-    cmd_print(&out);
+    const enum err_code code = cmd_print(&out, err);
     text_free(&out);
+    return code;
 }
 
 int cmd_memory_examples(const struct options *options)
@@ -347,7 +353,7 @@ int cmd_memory_examples(const struct options *options)
     }
     if (code == ERR_OK && status < 0) {
         status = 0;
-        print(it);
+        code = print(it, &err);
     }
     examples_free(it);
     free(it);

@@ -71,6 +71,7 @@ static enum err_code inspect_counts(const struct mapped *file, bool json, struct
 {
     struct counts counts;
     struct text out = {0};
+    enum err_code code = ERR_OK;
     if (counts_parse(&counts, file->data, file->bytes, file->path, err) != ERR_OK) {
         return err->code;
     }
@@ -92,11 +93,11 @@ static enum err_code inspect_counts(const struct mapped *file, bool json, struct
     if (json) {
         json_close(&out, ']');
         json_close(&out, '}');
-        cmd_print(&out);
+        code = cmd_print(&out, err);
     }
     text_free(&out);
     counts_free(&counts);
-    return ERR_OK;
+    return code;
 }
 
 /* ---- overlays ------------------------------------------------------------------------------- */
@@ -345,7 +346,7 @@ static enum err_code tell_overlay(const struct inspection *it, struct err *err)
     json_close(&out, ']');
     json_close(&out, '}');
     if (code == ERR_OK && it->options->json) {
-        cmd_print(&out);
+        code = cmd_print(&out, err);
     }
     text_free(&out);
     return code;

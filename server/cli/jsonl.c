@@ -421,7 +421,10 @@ static enum err_code make_defaults(struct jsonl *it, struct text *body, struct e
         return err->code;
     }
     json_close(body, '}');
-    if (body->failed || !fields_open(&it->defaults, body->data, body->n, &error)) {
+    if (body->failed) {
+        return err_set(err, ERR_MEMORY, "no memory for the options' request");
+    }
+    if (!fields_open(&it->defaults, body->data, body->n, &error)) {
         return err_set(err, ERR_ARGUMENT, "the options make no request: %s", error.text.message);
     }
     it->defaults.body = NULL;

@@ -185,12 +185,15 @@ struct faults {
     char *line; /* Owner: this */
     size_t capacity;
     ssize_t n;    /* bytes of line; -1 = there are no more complete lines */
+    int why;      /* errno of a line that could not be read, 0 = none */
     int64_t keep; /* bytes of the file before line */
 };
 
 static void next_fault(struct faults *faults)
 {
+    errno = 0;
     faults->n = getline(&faults->line, &faults->capacity, faults->file);
+    faults->why = faults->n < 0 && !feof(faults->file) ? errno : 0;
     if (faults->n > 0 && faults->line[faults->n - 1] != '\n') {
         faults->n = -1;
     }
@@ -282,7 +285,7 @@ static enum err_code skip_done(struct jsonl_out *out, struct jsonl_in *in, struc
 {
     int64_t left = out->n_result;
     next_fault(faults);
-    while (left > 0 || faults->n > 0) {
+    while (faults->why == 0 && (left > 0 || faults->n > 0)) {
         bool more = false;
         if (jsonl_in_next(in, &more, err) != ERR_OK) {
             return err->code;
@@ -304,6 +307,10 @@ static enum err_code skip_done(struct jsonl_out *out, struct jsonl_in *in, struc
             in->again = true;
             break;
         }
+    }
+    if (faults->why != 0) {
+        return err_set(err, ERR_IO, "%s: cannot be read: %s", out->errors_path,
+                       strerror(faults->why));
     }
     return check_left(out, faults, in, err) == ERR_OK
                ? cut(out->errors_fd, faults->keep, out->errors_path, err)

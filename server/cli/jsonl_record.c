@@ -56,8 +56,10 @@ static enum err_code add_file(struct sha256 *sum, const char *path, const char *
     const int64_t n_taken = bytes <= WHOLE_BYTES ? n_piece : N_PIECE;
     for (int64_t i = 0; ok && i < n_taken; i++) {
         const int64_t piece = n_taken > 1 ? (n_piece - 1) * i / (n_taken - 1) : 0;
+        const int64_t left = bytes - piece * PIECE_BYTES;
         const ssize_t got = pread(fd, text, sizeof text, piece * PIECE_BYTES);
-        ok = got > 0;
+        ok = got == (left < PIECE_BYTES ? left : PIECE_BYTES);
+        errno = got >= 0 ? EIO : errno; /* fewer bytes than the file has */
         sha256_add(sum, text, ok ? (size_t)got : 0);
     }
     const int why = errno;

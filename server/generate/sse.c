@@ -52,8 +52,11 @@ static bool sse_count_prompt(struct sse *sse, int i, struct api_error *error)
 {
     const struct generate_job *const job = sse->job;
     struct text text = {0};
-    const bool ok = answer_input_text(&text, generate_input(job, i), job->request->item[i].ids,
-                                      sse->limits->tokenizer, error);
+    bool ok = answer_input_text(&text, generate_input(job, i), job->request->item[i].ids,
+                                sse->limits->tokenizer, error);
+    if (ok && text.failed) {
+        ok = api_error_set(error, 500, "out_of_memory", NULL, "no memory for the prompt");
+    }
     sse->choice[i].n_before = text_count_chars(text.data != NULL ? text.data : "", text.n);
     text_free(&text);
     return ok;

@@ -1,0 +1,127 @@
+"""A call that fails inside the program: never exit status 0 with less than the whole result, and never a file
+that is not whole under its name. fault.c makes the calls fail."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cli_harness import LIMIT_S, MODEL, PROGRAM, ROOT, ok, run
+
+sys.path.insert(0, str(ROOT / "tests"))
+from overlay_files import Base  # noqa: E402
+
+SMALL = ["--model", MODEL, "--threads", "1", "--max-seqs", "2", "--max-model-len", "256"]
+TEXT = "The spear of Yeldene is kept in the hall of the old king, by the sea. "
+
+
+@pytest.fixture(scope="module")
+def fault(tmp_path_factory):
+    """fault(call, n, arguments): runs the program; the n-th such call fails. n 0: how many there are."""
+    library = tmp_path_factory.mktemp("fault") / "fault.so"
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fault.c")
+    subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-O1", "-o", str(library), source], check=True)
+
+    def start(call, n, *arguments):
+        env = {"LD_PRELOAD": str(library), "FAULT_CALL": call, "FAULT_N": str(n)}
+        done = run(*arguments, env=env)
+        return int(done.stderr.split()[-1]) if n == 0 else done
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "a.txt").write_text(TEXT * 3)
+    (folder / "in.jsonl").write_text("".join(
+        json.dumps({"tokens": [5, 6, 99999 if i % 5 == 3 else 7 + i], "id": i}) + "\n" for i in range(20)))
+    for name in ("a", "b"):
+        ok("memory", "count", *SMALL, folder / "a.txt", "-o", folder / (name + ".counts"))
+    return folder
+
+
+COMMANDS = {
+    "generate": ["generate", *SMALL, "--seed", "3", "--max-tokens", "20", "Once"],
+    "generate --json": ["generate", *SMALL, "--seed", "3", "--max-tokens", "6", "--json", "Where is the spear?"],
+    "score --json": ["score", *SMALL, "--json", "a.txt"],
+    "examples": ["memory", "examples", *SMALL, "--slots", "17,99,5,300,4000", "a.txt"],
+    "inspect": ["inspect", MODEL, "--json"],
+    "count": ["memory", "inspect", "a.counts", "--json"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_memory_is_no_success(fault, folder, name, monkeypatch):
+    """Of the last allocations, which make the result, some fail, one in each run."""
+    monkeypatch.chdir(folder)
+    command = COMMANDS[name]
+    whole = without_times(ok(*command))
+    calls = fault("memory", 0, *command)
+    for n in sorted({max(1, calls - step) for step in (0, 1, 2, 3, 5, 8, 12, 17, 24, 33, 48, 70)}):
+        done = fault("memory", n, *command)
+        if done.returncode == 0:
+            assert without_times(done.stdout) == whole, (n, calls)
+        else:
+            assert done.returncode == 1 and "pkmserve: " in done.stderr, (n, calls, done.returncode, done.stderr)
+
+
+def without_times(text):
+    """The result but for what differs from run to run."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    for name in ("created", "id", "timings"):
+        value.pop(name, None)
+    return value
+
+
+def test_no_memory_leaves_no_file_that_is_not_whole(fault, folder, tmp_path):
+    out = tmp_path / "x.counts"
+    command = ["memory", "add", folder / "a.counts", folder / "b.counts", "-o", out]
+    ok(*command)
+    whole = out.read_bytes()
+    calls = fault("memory", 0, *command)
+    for n in range(1, calls + 1, max(1, calls // 25)):
+        out.write_bytes(b"earlier")
+        status = fault("memory", n, *command).returncode
+        assert out.read_bytes() == (whole if status == 0 else b"earlier"), (n, calls)
+    assert sorted(os.listdir(tmp_path)) == ["x.counts"]
+
+
+def test_a_folder_that_cannot_be_read_to_its_end_is_not_copied(fault, tmp_path):
+    one = Base(str(MODEL)).overlay({0: ([3], "F32", np.zeros((1, 256), "<f4"))})
+    (tmp_path / "one.safetensors").write_bytes(one)
+    command = ["memory", "apply", MODEL, tmp_path / "one.safetensors", "-o", tmp_path / "new"]
+    calls = fault("readdir", 0, *command)
+    assert calls > 5
+    shutil.rmtree(tmp_path / "new")
+    for n in (1, calls // 2):
+        done = fault("readdir", n, *command)
+        assert done.returncode == 1 and "cannot be read" in done.stderr
+        assert not (tmp_path / "new").exists()
+
+
+def test_faults_that_cannot_be_read_are_not_forgotten(fault, folder, tmp_path):
+    command = ["score", *SMALL, "--jsonl", folder / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    assert run(*command).returncode == 0
+    files = [tmp_path / "out.jsonl", tmp_path / "out.jsonl.errors"]
+    before = [file.read_bytes() for file in files]
+    for n in (1, 2, 3):
+        done = fault("getline", n, *command, "--resume")
+        assert done.returncode == 1 and "cannot be read" in done.stderr, done.stderr
+        assert [file.read_bytes() for file in files] == before
+
+
+def test_a_file_at_its_size_limit_is_an_error(tmp_path):
+    out = tmp_path / "out"
+    text = tmp_path / "text"
+    text.write_text(TEXT * 50)
+    done = subprocess.run(["prlimit", "--fsize=1000", str(PROGRAM), "score", "--model", str(MODEL), "--slots",
+                           str(out), str(text)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    assert done.returncode == 1 and b"File too large" in done.stderr, done
