@@ -23,6 +23,7 @@ extern "C" {
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <vector>
@@ -361,8 +362,13 @@ enum err_code encode_span(const struct spm_tokenizer *t, const char *text, size_
     if (begin == end) {
         return ERR_OK;
     }
-    sentencepiece::ImmutableSentencePieceText spt;
-    if (!t->spm.Encode(absl::string_view(text + begin, end - begin), spt.mutable_proto()).ok()) {
+    /* Where Encode throws for want of memory, what it leaves cannot be destroyed: it is lost. */
+    auto *const made = new sentencepiece::ImmutableSentencePieceText();
+    const bool good =
+        t->spm.Encode(absl::string_view(text + begin, end - begin), made->mutable_proto()).ok();
+    const std::unique_ptr<sentencepiece::ImmutableSentencePieceText> owner(made);
+    const sentencepiece::ImmutableSentencePieceText &spt = *made;
+    if (!good) {
         return err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
     }
     size_t in_char = 0; /* bytes of a character spelled in byte pieces before this one */

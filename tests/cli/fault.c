@@ -1,5 +1,6 @@
-/* A library to preload: FAULT_CALL names a kind of call below, "memory", "getline" or "readdir",
- * and the FAULT_N-th one by the program itself (not by a library) fails. FAULT_N=0: none fails, and
+/* A library to preload: FAULT_CALL names a kind of call, "memory", "getline" or "readdir", and the
+ * FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th call of
+ * malloc by SentencePiece or by C++'s library, which allocates for it. FAULT_N=0: none fails, and
  * standard error ends in "calls N", which is how many there were. */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -55,10 +56,20 @@ static int fails(const char *name, const void *caller)
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 
+static int tokenizer_fails(const void *caller)
+{
+    Dl_info from;
+    return strcmp(call, "tokenizer") == 0 && dladdr(caller, &from) != 0 &&
+           (strstr(from.dli_fname, "sentencepiece") != NULL ||
+            strstr(from.dli_fname, "libstdc++") != NULL) &&
+           __atomic_add_fetch(&n_call, 1, __ATOMIC_RELAXED) == n_fail;
+}
+
 void *malloc(size_t bytes)
 {
-    return fails("memory", __builtin_return_address(0)) ? (errno = ENOMEM, NULL)
-                                                        : __libc_malloc(bytes);
+    const void *const caller = __builtin_return_address(0);
+    return fails("memory", caller) || tokenizer_fails(caller) ? (errno = ENOMEM, NULL)
+                                                              : __libc_malloc(bytes);
 }
 
 void *calloc(size_t n, size_t bytes)

@@ -70,6 +70,17 @@ def test_no_memory_is_no_success(fault, folder, name, monkeypatch):
             assert done.returncode == 1 and "pkmserve: " in done.stderr, (n, calls, done.returncode, done.stderr)
 
 
+def test_no_memory_for_the_tokenizer(fault, tmp_path):
+    """SentencePiece's own objects cannot be destroyed after an allocation of theirs has failed."""
+    (tmp_path / "text").write_text("It is a truth")
+    command = ["score", *SMALL, "--json", tmp_path / "text"]
+    whole = without_times(ok(*command))
+    calls = fault("tokenizer", 0, *command)
+    for n in range(calls - 48, calls, 2):
+        done = fault("tokenizer", n, *command)
+        assert done.returncode == 1 or without_times(done.stdout) == whole, (n, calls, done.returncode, done.stderr)
+
+
 def without_times(text):
     """The result but for what differs from run to run."""
     try:
