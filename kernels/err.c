@@ -15,7 +15,7 @@ static int shown_bytes(const unsigned char *c)
     if (c[0] < 0x80) {
         return c[0] >= 0x20 && c[0] != 0x7f;
     }
-    const int n = c[0] >= 0xf0 && c[0] <= 0xf4 ? 4 : c[0] >= 0xe0 ? 3 : 2;
+    const int n = c[0] >= 0xf0 ? 4 : c[0] >= 0xe0 ? 3 : 2;
     uint32_t code = c[0] & (0x7fu >> n);
     for (int i = 1; i < n; i++) {
         if ((c[i] & 0xc0) != 0x80) {
@@ -24,8 +24,8 @@ static int shown_bytes(const unsigned char *c)
         code = code << 6 | (c[i] & 0x3fu);
     }
     const bool is_short = code < (n == 4 ? 0x10000u : n == 3 ? 0x800u : 0x80u);
-    const bool is_none =
-        c[0] > 0xf4 || is_short || code > 0x10ffff || (code >= 0xd800 && code < 0xe000);
+    const bool is_none = c[0] < 0xc2 || c[0] > 0xf4 || is_short || code > 0x10ffff ||
+                         (code >= 0xd800 && code < 0xe000);
     const bool is_control =
         code < 0xa0 || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
     return is_none || is_control ? 0 : n;

@@ -124,6 +124,24 @@ static void test_check_holds_silently(void **state)
     assert_int_equal(n_evaluated, 1);
 }
 
+/* Characters come through; what is none, and what a terminal would act on, does not. */
+static void test_messages_are_text(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"a\xc3\xa9\xe2\x96\x81\xf0\x9f\x98\x80", "a\xc3\xa9\xe2\x96\x81\xf0\x9f\x98\x80"},
+        {"a\n\x1b[m\x7f", "a??[m?"},
+        {"\xc2\x9b \xe2\x80\xa8 \xe2\x80\xae", "?? ??? ???"},
+        {"\xbf\xbf \xc0\x80 \xed\xa0\x80 \xf5\x80\x80\x80", "?? ?? ??? ????"},
+        {"cut \xe2\x96", "cut ??"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct err err;
+        (void)err_set(&err, ERR_IO, "%s", cases[i][0]);
+        assert_string_equal(err.message, cases[i][1]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +153,7 @@ int main(void)
         cmocka_unit_test(test_every_code_has_its_name),
         cmocka_unit_test(test_check_aborts_and_says_where),
         cmocka_unit_test(test_check_holds_silently),
+        cmocka_unit_test(test_messages_are_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
