@@ -12,7 +12,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define VALUE_BIT (UINT32_C(1) << 31) /* of a unit that is a value, and so no node */
 

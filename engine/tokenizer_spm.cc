@@ -55,7 +55,7 @@ struct spm_tokenizer : tokenizer {
  * (sentencepiece_model.proto): field 1 pieces {1 piece, 3 type}, 2 trainer_spec {3 model_type}, 3
  * normalizer_spec {2 charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5
  * escape_whitespaces}; 5 is a spec like 3. The library believes the lengths and maps that a file
- * states, so check_model sees them first.
+ * states, so they are read and checked before it sees them.
  */
 struct settings {
     uint64_t model_type = 1; /* defaults of the format */
@@ -137,50 +137,14 @@ class reader
     bool is_damaged_ = false;
 };
 
-/* A piece, or the spec of a normalizer. */
-enum err_code check_part(int part, const std::string &bytes, int id, const char *path,
+enum err_code damaged(const char *path, int field, struct err *err)
+{
+    return err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: its field %d is damaged", path,
+                   field);
+}
+
+enum err_code read_piece(const std::string &bytes, int id, settings *s, const char *path,
                          struct err *err)
-{
-    reader in(bytes);
-    int field = 0;
-    uint64_t value = 0;
-    std::string text;
-    enum err_code code = ERR_OK;
-    while (code == ERR_OK && in.next(&field, &value, &text)) {
-        if (part == 1 && field == 1 && text.size() > piece_bytes_max) {
-            code = err_set(err, ERR_FORMAT, "%s: piece %d has %zu bytes, the limit is %zu", path,
-                           id, text.size(), piece_bytes_max);
-        } else if (part != 1 && field == 2) {
-            code = charsmap_check(text.data(), text.size(), path, err);
-        }
-    }
-    return code != ERR_OK || !in.is_damaged()
-               ? code
-               : err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: its field %d is damaged",
-                         path, part);
-}
-
-/* What the library would follow without looking. */
-enum err_code check_model(const std::string &model, const char *path, struct err *err)
-{
-    reader in(model);
-    int field = 0;
-    uint64_t value = 0;
-    std::string text;
-    enum err_code code = ERR_OK;
-    for (int id = 0; code == ERR_OK && in.next(&field, &value, &text);) {
-        if (field == 1 || field == 3 || field == 5) {
-            code = check_part(field, text, id, path, err);
-        }
-        id += field == 1 ? 1 : 0;
-    }
-    return code != ERR_OK || !in.is_damaged()
-               ? code
-               : err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: its fields are damaged",
-                         path);
-}
-
-void read_piece(const std::string &bytes, int id, settings *s)
 {
     const uint64_t user_defined = 4;
     reader in(bytes);
@@ -190,6 +154,10 @@ void read_piece(const std::string &bytes, int id, settings *s)
     std::string text;
     std::string name;
     while (in.next(&field, &value, &text)) {
+        if (field == 1 && text.size() > piece_bytes_max) {
+            return err_set(err, ERR_FORMAT, "%s: piece %d has %zu bytes, the limit is %zu", path,
+                           id, text.size(), piece_bytes_max);
+        }
         if (field == 1) {
             name = text;
         } else if (field == 3) {
@@ -201,37 +169,57 @@ void read_piece(const std::string &bytes, int id, settings *s)
     } else if (name.find('\n') != std::string::npos) {
         s->newline_elsewhere = true;
     }
+    return in.is_damaged() ? damaged(path, 1, err) : ERR_OK;
 }
 
-settings read_settings(const std::string &model)
+/* One of the specs: spec is its field. */
+enum err_code read_spec(int spec, const std::string &bytes, settings *s, const char *path,
+                        struct err *err)
 {
-    settings s;
+    reader in(bytes);
+    int field = 0;
+    uint64_t value = 0;
+    std::string text;
+    while (in.next(&field, &value, &text)) {
+        if (spec != 2 && field == 2) {
+            const enum err_code code = charsmap_check(text.data(), text.size(), path, err);
+            if (code != ERR_OK) {
+                return code;
+            }
+        }
+        if (spec == 2 && field == 3) {
+            s->model_type = value;
+        } else if (spec == 3 && field == 2) {
+            s->has_charsmap = !text.empty();
+        } else if (spec == 3 && field == 3) {
+            s->add_dummy_prefix = value != 0;
+        } else if (spec == 3 && field == 4) {
+            s->remove_extra_whitespaces = value != 0;
+        }
+    }
+    return in.is_damaged() ? damaged(path, spec, err) : ERR_OK;
+}
+
+enum err_code read_settings(settings *s, const std::string &model, const char *path,
+                            struct err *err)
+{
     reader in(model);
     int field = 0;
     uint64_t value = 0;
     std::string text;
     int id = 0;
-    while (in.next(&field, &value, &text)) {
+    enum err_code code = ERR_OK;
+    while (code == ERR_OK && in.next(&field, &value, &text)) {
         if (field == 1) {
-            read_piece(text, id++, &s);
-        } else if (field == 2 || field == 3) {
-            reader sub(text);
-            int sub_field = 0;
-            std::string sub_text;
-            while (sub.next(&sub_field, &value, &sub_text)) {
-                if (field == 2 && sub_field == 3) {
-                    s.model_type = value;
-                } else if (field == 3 && sub_field == 2) {
-                    s.has_charsmap = !sub_text.empty();
-                } else if (field == 3 && sub_field == 3) {
-                    s.add_dummy_prefix = value != 0;
-                } else if (field == 3 && sub_field == 4) {
-                    s.remove_extra_whitespaces = value != 0;
-                }
-            }
+            code = read_piece(text, id++, s, path, err);
+        } else if (field == 2 || field == 3 || field == 5) {
+            code = read_spec(field, text, s, path, err);
         }
     }
-    return s;
+    return code == ERR_OK && in.is_damaged()
+               ? err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: its fields are damaged",
+                         path)
+               : code;
 }
 
 /* ---- opening ------------------------------------------------------------------------------- */
@@ -319,7 +307,8 @@ enum err_code read_model(const char *path, bool must_exist, std::string *model, 
 enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::string &model,
                          int n_vocab, struct err *err)
 {
-    const enum err_code code = check_model(model, path, err);
+    settings s;
+    const enum err_code code = read_settings(&s, model, path, err);
     if (code != ERR_OK) {
         return code;
     }
@@ -336,7 +325,6 @@ enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::s
                        "together",
                        path, n_piece, n_vocab);
     }
-    const settings s = read_settings(model);
     t->newline_id = s.newline_elsewhere ? -1 : s.newline_id;
     t->dummy_prefix = s.add_dummy_prefix;
     t->cut = !s.add_dummy_prefix && !s.remove_extra_whitespaces && !s.has_charsmap;
