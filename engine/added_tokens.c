@@ -2,7 +2,7 @@
  * does not match is passed over, and the search goes on behind it. */
 #include "engine/added_tokens.h"
 #include "engine/unicode.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

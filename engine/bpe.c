@@ -1,7 +1,7 @@
 /* See bpe.h. */
 #include "engine/bpe.h"
 #include "engine/merges.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "engine/word_table.h"
 
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * has come to has a leaf, the unit at its p ^ offset(p) is the value: where the string begins that
  * the bytes so far are replaced by. */
 #include "engine/charsmap.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <stdbool.h>
 #include <stdint.h>

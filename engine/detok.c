@@ -6,7 +6,7 @@
  * character, as by the Unicode Standard. tokenizer_decode is a detok over the whole list, so both
  * always agree. */
 #include "engine/tokenizer_impl.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

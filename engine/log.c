@@ -1,7 +1,7 @@
 /* The log: see log.h. */
 #include "engine/log.h"
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "kernels/err.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* See nfc.h. */
 #include "engine/nfc.h"
 #include "engine/unicode.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

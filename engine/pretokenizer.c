@@ -3,7 +3,7 @@
  * Only the length of a run is unbounded; beyond a run at most one character is looked at. */
 #include "engine/pretokenizer.h"
 #include "engine/unicode.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* The arithmetic of scoring: see scoring.h. */
 #include "engine/scoring.h"
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* What all kinds of tokenizer have in common; see tokenizer.h and tokenizer_impl.h. */
 #include "engine/tokenizer_impl.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "models/file.h"
 
 #include <limits.h>

@@ -11,7 +11,7 @@
  * bytes of the tokens one after the other. */
 #include "engine/tokenizer_bpe.h"
 #include "engine/nfc.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "engine/vocab.h"
 #include "models/file.h"
 

@@ -9,7 +9,7 @@
  * implemented here is refused by its name: ids that differ silently are the worst that can
  * happen. */
 #include "engine/tokenizer_bpe.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "models/json_file.h"
 
 #include <stdlib.h>

@@ -13,7 +13,7 @@
 extern "C" {
 #include "engine/charsmap.h"
 #include "engine/tokenizer_impl.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "models/file.h"
 }
 

@@ -1,6 +1,6 @@
 /* See vocab.h. */
 #include "engine/vocab.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

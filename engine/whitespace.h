@@ -4,7 +4,7 @@
 #ifndef ENGINE_WHITESPACE_H
 #define ENGINE_WHITESPACE_H
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 static inline bool whitespace_is(uint32_t code)
 {

@@ -1,7 +1,7 @@
 /* An engine for the command line tools: see cmd_engine.h. */
 #include "server/cli/cmd_engine.h"
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "models/file_out.h"
 #include "server/cli/progress.h"
 #include "server/json/json.h"

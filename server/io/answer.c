@@ -4,7 +4,7 @@
 #include "engine/pkm_stats.h"
 #include "engine/scoring.h"
 #include "engine/tokenizer.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "server/io/overlay.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* The JSON writer: see json.h. */
 #include "server/json/json.h"
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 #include "kernels/err.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* Parses by the option table: see options.h. */
 #include "server/options/options_table.h"
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* What follows from the options: the model, its name, the engine's part of them. See options.h. */
 #include "server/options/options.h"
 
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* The tokenizer on the model that ships: exact round trips, offsets, streams, hostile text. */
 #include "engine/tokenizer.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

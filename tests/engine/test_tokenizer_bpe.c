@@ -5,7 +5,7 @@
 #include "engine/pretokenizer.h"
 #include "engine/tokenizer_bpe.h"
 #include "engine/unicode.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <jansson.h>
 #include <setjmp.h>

@@ -3,7 +3,7 @@
 #include "engine/bpe.h"
 #include "engine/tokenizer.h"
 #include "engine/tokenizer_impl.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <jansson.h>
 #include <setjmp.h>

@@ -4,7 +4,7 @@
 #define TESTS_FUZZ_FUZZ_DECODE_H
 
 #include "engine/tokenizer.h"
-#include "engine/utf8.h"
+#include "kernels/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* One UTF-8 decoder for everything that walks text: counting, checking, detokenising. */
-#ifndef ENGINE_UTF8_H
-#define ENGINE_UTF8_H
+#ifndef KERNELS_UTF8_H
+#define KERNELS_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>
