@@ -8,8 +8,8 @@
 #include "server/generate/tgi.h"
 #include "server/score/score_labels.h"
 #include "server/score/score_stream.h"
+#include "tests/fuzz/fuzz_json.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,22 +78,6 @@ static void finish_item(const struct request *request, struct item *item, int n_
     atomic_store(&item->state, FINISH_LENGTH);
 }
 
-static void check_json(struct text *out)
-{
-    CHECK(!out->failed && out->data != NULL);
-    json_error_t why;
-    /* The model may draw the byte 0, and a seed has 64 bits. */
-    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL;
-    json_t *const parsed = json_loadb(out->data, out->n, flags, &why);
-    /* A token may be the byte 0, and its text a key: correct, but more than this reader takes. */
-    if (parsed == NULL && json_error_code(&why) != json_error_null_byte_in_key) {
-        (void)fprintf(stderr, "%s at byte %d of\n%.*s\n", why.text, why.position, (int)out->n,
-                      out->data);
-        abort();
-    }
-    json_decref(parsed);
-}
-
 static const struct answer_meta meta = {.id = "fuzz", .model = "m"};
 
 /* Every event of a stream, piece by piece. */
@@ -114,7 +98,7 @@ static void fuzz_stream(const struct generate_job *job, const struct api_limits 
             CHECK(end != NULL && memcmp(event, "data: ", 6) == 0);
             struct text json = {.data = x.out.data + at + 6, .n = (size_t)(end - event) - 6};
             if (json.n != 6 || memcmp(json.data, "[DONE]", 6) != 0) {
-                check_json(&json);
+                fuzz_json(&json);
             }
             at += (size_t)(end - event) + 2;
         }
@@ -149,7 +133,7 @@ static void fuzz_generate(const struct generate_dialect *dialect, const char *bo
                 CHECK(generate_write_items(&out, &job, &n_written, out.n + 64, limits, &meta,
                                            &error));
             }
-            check_json(&out);
+            fuzz_json(&out);
         }
         text_free(&out);
     } else {
@@ -181,7 +165,7 @@ static void stream_score(const struct score_job *job, const struct api_limits *l
         CHECK(next == EXCHANGE_STREAM || next == EXCHANGE_END);
         for (size_t i = 0; i < x.out.n; i++) {
             if (x.out.data[i] == '\n') {
-                check_json(&line);
+                fuzz_json(&line);
                 text_clear(&line);
             } else {
                 text_add(&line, x.out.data + i, 1);
@@ -228,7 +212,7 @@ static void fuzz_score(const char *body, size_t bytes, const struct api_limits *
         finish_score(&job);
         struct text out = {0};
         CHECK(score_write(&out, &job, limits, &meta, &error));
-        check_json(&out);
+        fuzz_json(&out);
         check_score_pieces(&out, &job, limits);
         text_free(&out);
         stream_score(&job, limits);
@@ -252,7 +236,7 @@ static void fuzz_labels(const char *body, size_t bytes, const struct api_limits 
             CHECK(score_labels_write_piece(&writer, &out, out.n + 1, &meta, &done, &error));
         }
         score_writer_end(&writer);
-        check_json(&out);
+        fuzz_json(&out);
         text_free(&out);
     } else {
         CHECK(error.status >= 400 && error.code != NULL && error.text.message[0] != '\0');
@@ -303,9 +287,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     } else if ((data[0] & 1) != 0) {
         fuzz_score(body, bytes - 1, &limits);
     } else if ((data[0] & 64) == 0) {
-        fuzz_generate(&generate_native, body, bytes - 1, &limits);
+        const bool any = (data[0] & 32) == 0;
+        fuzz_generate(any ? &generate_route : &generate_native, body, bytes - 1, &limits);
     } else if ((data[0] & 8) == 0) {
         fuzz_generate(&openai_dialect, body, bytes - 1, &limits);
+    } else if ((data[0] & 32) == 0) {
+        fuzz_generate(&tgi_stream_dialect, body, bytes - 1, &limits);
     } else {
         fuzz_generate(&tgi_root_dialect, body, bytes - 1, &limits);
     }
