@@ -355,6 +355,9 @@ static enum err_code set_defaults(struct options *options, unsigned command, str
     return ERR_OK;
 }
 
+/* ---- conditions that no single row can express ---------------------------------------------
+ * Options of other commands have their defaults, which fulfil them. */
+
 /* Options and operands without which a command of memory could do nothing. */
 static enum err_code check_memory(const struct options *options, enum command command,
                                   struct err *err)
@@ -384,13 +387,8 @@ static enum err_code check_memory(const struct options *options, enum command co
     return ERR_OK;
 }
 
-/* Conditions that no single row can express. Options of other commands have their defaults, which
- * fulfil them. */
-static enum err_code check_together(const struct options *options, enum command command,
-                                    struct err *err)
+static enum err_code check_order(const struct options *options, struct err *err)
 {
-    static const char host_letters[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-:[]";
     if (options->timeout_ms > options->max_timeout_ms) {
         return err_set(err, ERR_ARGUMENT, "--timeout-ms %d is larger than --max-timeout-ms %d",
                        options->timeout_ms, options->max_timeout_ms);
@@ -399,6 +397,16 @@ static enum err_code check_together(const struct options *options, enum command 
         return err_set(err, ERR_ARGUMENT, "--stride %d is larger than --max-context %d",
                        options->stride, options->max_context);
     }
+    if (options->min_tokens > options->max_tokens) {
+        return err_set(err, ERR_ARGUMENT, "--min-tokens %d is larger than --max-tokens %d",
+                       options->min_tokens, options->max_tokens);
+    }
+    return ERR_OK;
+}
+
+static enum err_code check_lines(const struct options *options, enum command command,
+                                 struct err *err)
+{
     const bool output_of_lines = (command & (COMMAND_SCORE | COMMAND_GENERATE)) != 0;
     const bool of_lines = (output_of_lines && options->output[0] != '\0') || options->resume ||
                           options->text_field[0] != '\0' || options->fields[0] != '\0' ||
@@ -412,22 +420,29 @@ static enum err_code check_together(const struct options *options, enum command 
                        "--jsonl: its answers are JSON, and ids stand in a line's field \"tokens\" "
                        "or \"prompt\": leave out --json and --ids");
     }
-    if (options->min_tokens > options->max_tokens) {
-        return err_set(err, ERR_ARGUMENT, "--min-tokens %d is larger than --max-tokens %d",
-                       options->min_tokens, options->max_tokens);
-    }
-    if (strlen(options->served_model_name) > OPTIONS_MODEL_NAME_MAX) {
+    return ERR_OK;
+}
+
+static enum err_code check_model_name(const char *name, struct err *err)
+{
+    const size_t bytes = strlen(name);
+    const size_t valid = utf8_valid_prefix(name, bytes);
+    if (bytes > OPTIONS_MODEL_NAME_MAX) {
         return err_set(err, ERR_ARGUMENT, "--served-model-name has %zu bytes, but %d are the limit",
-                       strlen(options->served_model_name), OPTIONS_MODEL_NAME_MAX);
+                       bytes, OPTIONS_MODEL_NAME_MAX);
     }
-    const size_t bytes = strlen(options->served_model_name);
-    const size_t valid = utf8_valid_prefix(options->served_model_name, bytes);
     if (valid < bytes) {
         return err_set(err, ERR_ARGUMENT, "--served-model-name is not valid UTF-8 at byte %zu",
                        valid);
     }
-    /* It goes into a header as it is. */
-    const char *const cors = options->cors;
+    return ERR_OK;
+}
+
+/* It goes into a header as it is. */
+static enum err_code check_cors(const char *cors, struct err *err)
+{
+    static const char host_letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-:[]";
     const bool is_origin = strncmp(cors, "http://", 7) == 0 || strncmp(cors, "https://", 8) == 0;
     const char *const host = is_origin ? strstr(cors, "://") + 3 : "";
     if (cors[0] != '\0' && strcmp(cors, "*") != 0 &&
@@ -437,6 +452,11 @@ static enum err_code check_together(const struct options *options, enum command 
                        "without a path, or * for all",
                        cors);
     }
+    return ERR_OK;
+}
+
+static enum err_code check_ports(const struct options *options, struct err *err)
+{
     if (options->metrics_auth && options->api_key_file[0] == '\0') {
         return err_set(err, ERR_ARGUMENT,
                        "--metrics-auth asks for keys, but there are none: give --api-key-file too");
@@ -456,7 +476,26 @@ static enum err_code check_together(const struct options *options, enum command 
             err, ERR_ARGUMENT,
             "--memory-counts on needs --admin-port, where GET /memory/counts returns them");
     }
-    return check_memory(options, command, err);
+    return ERR_OK;
+}
+
+static enum err_code check_together(const struct options *options, enum command command,
+                                    struct err *err)
+{
+    enum err_code code = check_order(options, err);
+    if (code == ERR_OK) {
+        code = check_lines(options, command, err);
+    }
+    if (code == ERR_OK) {
+        code = check_model_name(options->served_model_name, err);
+    }
+    if (code == ERR_OK) {
+        code = check_cors(options->cors, err);
+    }
+    if (code == ERR_OK) {
+        code = check_ports(options, err);
+    }
+    return code == ERR_OK ? check_memory(options, command, err) : code;
 }
 
 /* If a command takes one model, its operand is the model's directory. before: the model that the
