@@ -1,11 +1,12 @@
-/* A library to preload: FAULT_CALL names a kind of call, "memory", "getline" or "readdir", and the
- * FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th call of
+/* A library to preload: FAULT_CALL names a kind of call, "memory", "getline", "readdir" or "thread",
+ * and the FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th call of
  * malloc by SentencePiece or by C++'s library, which allocates for it. FAULT_N=0: none fails, and
  * standard error ends in "calls N", which is how many there were. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,4 +99,13 @@ struct dirent *readdir(DIR *dir)
     typedef struct dirent *(*next)(DIR *);
     return fails("readdir", __builtin_return_address(0)) ? (errno = EIO, NULL)
                                                          : NEXT(next, "readdir")(dir);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                   void *arg)
+{
+    typedef int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    return fails("thread", __builtin_return_address(0))
+               ? EAGAIN
+               : NEXT(next, "pthread_create")(thread, attributes, run, arg);
 }

@@ -20,15 +20,19 @@ TEXT = "The spear of Yeldene is kept in the hall of the old king, by the sea. "
 
 
 @pytest.fixture(scope="module")
-def fault(tmp_path_factory):
-    """fault(call, n, arguments): runs the program; the n-th such call fails. n 0: how many there are."""
+def faulty(tmp_path_factory):
+    """faulty(call, n): the variables with which the program's n-th such call fails."""
     library = tmp_path_factory.mktemp("fault") / "fault.so"
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fault.c")
     subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-O1", "-o", str(library), source], check=True)
+    return lambda call, n: {"LD_PRELOAD": str(library), "FAULT_CALL": call, "FAULT_N": str(n)}
 
+
+@pytest.fixture(scope="module")
+def fault(faulty):
+    """fault(call, n, arguments): runs the program; the n-th such call fails. n 0: how many there are."""
     def start(call, n, *arguments):
-        env = {"LD_PRELOAD": str(library), "FAULT_CALL": call, "FAULT_N": str(n)}
-        done = run(*arguments, env=env)
+        done = run(*arguments, env=faulty(call, n))
         return int(done.stderr.split()[-1]) if n == 0 else done
 
     return start
@@ -136,3 +140,20 @@ def test_a_file_at_its_size_limit_is_an_error(tmp_path):
     done = subprocess.run(["prlimit", "--fsize=1000", str(PROGRAM), "score", "--model", str(MODEL), "--slots",
                            str(out), str(text)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     assert done.returncode == 1 and b"File too large" in done.stderr, done
+
+
+def test_a_server_without_one_of_its_threads_does_not_start(faulty):
+    """Each thread in turn cannot be had: one line says which, and the exit status is 1."""
+    command = [str(PROGRAM), "serve", "--model", str(MODEL), "--threads", "2", "--port", "0", "--log-format", "text"]
+    for n in range(1, 20):
+        with subprocess.Popen(command, env={**os.environ, **faulty("thread", n)}, text=True, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE) as server:
+            lines = []
+            for line in server.stderr:
+                lines.append(line)
+                if " event=ready " in line:
+                    server.kill()
+        if server.returncode < 0:
+            break
+        assert server.returncode == 1 and lines[-1].startswith("pkmserve: ") and "cannot" in lines[-1], (n, lines)
+    assert n > 6  # as many threads as there are at least
