@@ -59,9 +59,22 @@ template <int N> constexpr int STRIDE = (2 * N | 1) * 8;
 /* Of heads that have fewer columns than 16·N, which is_cut says, rows begin at multiples of 8
  * bytes. */
 template <bool is_cut> constexpr int PIECE = is_cut ? 4 : 8; /* columns that are copied at a time */
-template <int N, bool is_cut> constexpr int ROW_PIECES = N *COLS / PIECE<is_cut>;
+
+/* Lanes that copy a position, a power of two, so that a thread copies the same columns of each: its
+ * addresses are then a constant distance apart, of a page. Those behind the last column are idle. */
+template <int n>
+constexpr int POWER_FROM = n <= 2    ? 2
+                           : n <= 4  ? 4
+                           : n <= 8  ? 8
+                           : n <= 16 ? 16
+                                     : 32;
+template <int N, bool is_cut> constexpr int ROW_LANES = POWER_FROM<N * COLS / PIECE<is_cut>>;
 template <int N, bool is_cut>
-constexpr int OWN_PIECES = SPLIT *ROW_PIECES<N, is_cut> / BLOCK; /* of a split, a thread's */
+constexpr int ROWS_AT_ONCE = BLOCK / ROW_LANES<N, is_cut>; /* positions, by all threads */
+template <int N, bool is_cut> constexpr int OWN_PIECES = SPLIT / ROWS_AT_ONCE<N, is_cut>;
+/* Of a thread's pieces of a split: pages that they are of. */
+template <int N, bool is_cut>
+constexpr int OWN_PAGES = OWN_PIECES<N, is_cut> < SPLIT_PAGES ? OWN_PIECES<N, is_cut> : SPLIT_PAGES;
 
 /* Of the lane's two rows, which are 8 apart. */
 template <int N> struct mma_rows {
@@ -320,28 +333,19 @@ __device__ __forceinline__ void mma_store(const struct attention_args &a,
 
 /* The page numbers of a thread's pieces of a split. */
 template <int N, bool is_cut> struct split_pages {
-    int32_t number[OWN_PIECES<N, is_cut>];
+    int32_t number[OWN_PAGES<N, is_cut>];
 };
-
-/* Which piece of a split: of position u the columns from col on. */
-struct split_piece {
-    int u, col;
-};
-
-template <int N, bool is_cut> __device__ __forceinline__ struct split_piece split_piece_of(int i)
-{
-    const int at = i * BLOCK + static_cast<int>(threadIdx.x);
-    return {at / ROW_PIECES<N, is_cut>, at % ROW_PIECES<N, is_cut> * PIECE<is_cut>};
-}
 
 template <int N, bool is_cut>
 __device__ __forceinline__ void pages_read(struct split_pages<N, is_cut> &pages,
                                            const cache_head<uint16_t> &cache, int split)
 {
+    constexpr int each = SPLIT / OWN_PAGES<N, is_cut>; /* positions from one to the next */
+    const int row = static_cast<int>(threadIdx.x) / ROW_LANES<N, is_cut>;
 #pragma unroll
-    for (int i = 0; i < OWN_PIECES<N, is_cut>; i++) {
-        const int u = split * SPLIT + split_piece_of<N, is_cut>(i).u;
-        pages.number[i] = u < cache.n_pos ? cache.page[u / KV_PAGE] : 0;
+    for (int i = 0; i < OWN_PAGES<N, is_cut>; i++) {
+        const int page = (split * SPLIT + i * each) / KV_PAGE + row / KV_PAGE;
+        pages.number[i] = page * KV_PAGE < cache.n_pos ? cache.page[page] : 0;
     }
 }
 
@@ -352,17 +356,26 @@ __device__ __forceinline__ void
 split_copy(const struct attention_args &a, uint16_t *to, const uint16_t *from, int64_t page_stride,
            const struct split_pages<N, is_cut> &pages, int n_pos, int split)
 {
+    constexpr int n_lane = ROW_LANES<N, is_cut>;
+    constexpr int n_row = ROWS_AT_ONCE<N, is_cut>;
+    constexpr int per_page = OWN_PIECES<N, is_cut> / OWN_PAGES<N, is_cut>;
+    static_assert(per_page == 1 || per_page * n_row == KV_PAGE, "the pieces of a page");
+    const int row = static_cast<int>(threadIdx.x) / n_lane;
+    const int col = static_cast<int>(threadIdx.x) % n_lane * PIECE<is_cut>;
+    const int n = n_pos - split * SPLIT - row; /* positions that are there, from the first on */
+    uint16_t *const at = to + row * STRIDE<N> + col;
+    const uint16_t *const first = from + row % KV_PAGE * a.d_head + col;
+    if ((!is_cut && n_lane * PIECE<is_cut> == N * COLS) || col < a.d_head) {
 #pragma unroll
-    for (int i = 0; i < OWN_PIECES<N, is_cut>; i++) {
-        const struct split_piece piece = split_piece_of<N, is_cut>(i);
-        uint16_t *const at = to + piece.u * STRIDE<N> + piece.col;
-        const uint16_t *const source =
-            from + pages.number[i] * page_stride + piece.u % KV_PAGE * a.d_head + piece.col;
-        const bool is_there = split * SPLIT + piece.u < n_pos;
-        if (!is_cut) {
-            copy_async_16(at, source, is_there ? 16 : 0);
-        } else if (piece.col < a.d_head) {
-            copy_async_8(at, source, is_there ? 8 : 0);
+        for (int i = 0; i < OWN_PIECES<N, is_cut>; i++) {
+            const uint16_t *const source =
+                first + pages.number[i / per_page] * page_stride + i % per_page * n_row * a.d_head;
+            const bool is_there = i * n_row < n;
+            if constexpr (is_cut) {
+                copy_async_8(at + i * n_row * STRIDE<N>, source, is_there ? 8 : 0);
+            } else {
+                copy_async_16(at + i * n_row * STRIDE<N>, source, is_there ? 16 : 0);
+            }
         }
     }
     copy_async_commit();

@@ -230,7 +230,8 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
     s.k_top = shape->k_top;
     s.scores = shape->scores;
     s.starts_early = cu->overlaps;
-    const bool is_shared = keys->n_group == 1; /* one set: each group of keys is the first */
+    /* one set of several groups: each of them is the first */
+    const bool is_shared = keys->n_group == 1 && s.n_head * s.n_half > 1;
     s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
     const bool is_flat = s.n_half == 1;
     if (is_shared || s.k_top > K_MAX || s.d > D_MAX || (!is_flat && s.n_key > N_KEY_MAX)) {
