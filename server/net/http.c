@@ -222,6 +222,7 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         if (hx->x.body.n >= HTTP_LONG_BYTES || (hx->x.is_put && !hx->x.drops_body)) {
             hx->task.run = http_handle_long;
             hx->task.bytes = hx->x.body.n;
+            hx->task.client = hx->x.knows_client ? hx->x.client : 0;
             watch_detach(hx->conn, mhd);
             worker_push(http->worker, &hx->task);
             return MHD_YES;

@@ -17,7 +17,9 @@ enum {
     HTTP_BLOCK_BYTES = 16 * 1024,
     HTTP_REFUSAL_US = 2 * 1000000,
     HTTP_SHED_TOLD_US = 10 * 1000000, /* from one line about closed connections to the next */
-    HTTP_LONG_BYTES = 64 * 1024,      /* bodies from here on are read by a worker thread */
+    /* Bodies from here on are read by a worker thread. Of the texts that take longest to tokenise 4
+     * KiB take some 10 ms, for which the other connections of an http thread wait. */
+    HTTP_LONG_BYTES = 4 * 1024,
 };
 
 struct http {

@@ -87,8 +87,14 @@ enum err_code worker_open(struct worker **worker, int n_thread, struct err *err)
 
 void worker_push(struct worker *worker, struct worker_task *task)
 {
-    task->at_us = clock_now_us() + (int64_t)(task->bytes / WORKER_BYTES_PER_US);
     pthread_mutex_lock(&worker->mutex);
+    task->at_us = clock_now_us();
+    for (const struct worker_task *own = worker->first; own != NULL; own = own->next) {
+        if (task->client != 0 && own->client == task->client && own->at_us > task->at_us) {
+            task->at_us = own->at_us;
+        }
+    }
+    task->at_us += (int64_t)(task->bytes / WORKER_BYTES_PER_US);
     struct worker_task **at = &worker->first;
     while (*at != NULL && (*at)->at_us <= task->at_us) {
         at = &(*at)->next;

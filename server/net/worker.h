@@ -5,7 +5,8 @@
  * their exchanges to these threads.
  *
  * Short bodies go first, but none waits for ever: a body is queued as if it had come later by the
- * time that it takes to read, so bodies that come after that time are read after it. If there are
+ * time that it takes to read, so bodies that come after that time are read after it. The bodies of
+ * one client are queued one behind the other, so that those of others come between. If there are
  * several threads, one of them takes no body above WORKER_SHORT_BYTES, so that a series of very
  * long ones does not hold up all others. */
 #ifndef SERVER_WORKER_H
@@ -26,8 +27,9 @@ enum {
 struct worker_task {
     struct worker_task *next; /* the queue's */
     void (*run)(struct worker_task *task);
-    size_t bytes;  /* of the body */
-    int64_t at_us; /* the queue's: its place */
+    size_t bytes;    /* of the body */
+    uint64_t client; /* whose it is; 0 = unknown */
+    int64_t at_us;   /* the queue's: its place */
 };
 
 struct worker;

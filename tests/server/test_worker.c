@@ -1,0 +1,100 @@
+/* The order in which long bodies are read: see worker.h. */
+#include "server/net/worker.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N_TASK = 12 };
+
+struct noted {
+    struct worker_task task; /* first: a task's address is this one's */
+    char name;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool is_held, is_open;
+static char order[N_TASK + 1]; /* names, as they ran */
+static int n_run;
+
+/* Holds the thread until the rest is queued. */
+static void hold(struct worker_task *task)
+{
+    (void)task;
+    pthread_mutex_lock(&mutex);
+    is_held = true;
+    pthread_cond_broadcast(&changed);
+    while (!is_open) {
+        pthread_cond_wait(&changed, &mutex);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+static void note(struct worker_task *task)
+{
+    pthread_mutex_lock(&mutex);
+    order[n_run++] = ((struct noted *)(void *)task)->name;
+    pthread_mutex_unlock(&mutex);
+}
+
+struct order_case {
+    const char *name;
+    const char *queued; /* A, B: clients; x, y: of clients that are not known */
+    const char *expected;
+};
+
+/* Bodies of a quarter of an hour, so that the time between two pushes does not count. */
+static const struct order_case order_cases[] = {
+    {"as they come", "AAA", "AAA"},
+    {"a client's many do not hold up another's one", "AAAAB", "ABAAA"},
+    {"clients take turns", "AAABBB", "ABABAB"},
+    {"who is not known waits as one who is alone", "xxxy", "xxxy"},
+    {"and is not held up by a client's many", "AAAx", "AxAA"},
+};
+
+static void clients_take_turns(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < sizeof order_cases / sizeof order_cases[0]; c++) {
+        const struct order_case *const row = &order_cases[c];
+        struct worker *worker = NULL;
+        struct worker_task holder = {.run = hold};
+        struct noted noted[N_TASK] = {0};
+        is_held = is_open = false;
+        n_run = 0;
+        assert_int_equal(worker_open(&worker, 1, NULL), ERR_OK);
+        worker_push(worker, &holder);
+        pthread_mutex_lock(&mutex);
+        while (!is_held) {
+            pthread_cond_wait(&changed, &mutex);
+        }
+        for (int i = 0; row->queued[i] != '\0'; i++) {
+            const char client = row->queued[i];
+            noted[i] = (struct noted){.task = {.run = note,
+                                               .bytes = 900 * 1000 * (size_t)1000,
+                                               .client = client < 'a' ? (uint64_t)client : 0},
+                                      .name = client};
+            worker_push(worker, &noted[i].task);
+        }
+        is_open = true;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&mutex);
+        worker_close(worker); /* runs what is queued */
+        order[n_run] = '\0';
+        if (strcmp(order, row->expected) != 0) {
+            fail_msg("%s: %s came, %s ran, expected %s", row->name, row->queued, order,
+                     row->expected);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(clients_take_turns)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
