@@ -201,7 +201,8 @@ static enum err_code reserve(struct engine *engine, struct err *err)
         return err->code;
     }
     atomic_store_explicit(&engine->stats.kv_pages, n_page, memory_order_relaxed);
-    engine->bulk_budget[0].rows = engine->bulk_budget[1].rows = o->max_batch_tokens;
+    engine->bulk_limit[0].rows = engine->bulk_limit[1].rows = o->max_batch_tokens;
+    engine->prompt_limit.rows = o->max_batch_tokens;
     const size_t n_seq = (size_t)o->max_seqs;
     engine->text_max = engine->tokenizer != NULL ? tokenizer_bytes_max(engine->tokenizer) + 16 : 1;
     engine->sequence = calloc(n_seq, sizeof *engine->sequence);

@@ -43,13 +43,15 @@ struct engine {
     struct sequence **active;   /* [max_seqs] the first n_active: running, in order of admission */
     struct plan_sequence *plan; /* [max_seqs] of active */
     int n_free, n_active;
-    struct plan_bulk_budget bulk_budget[2]; /* [has_interactive] */
-    int n_bulk_row;                         /* in the current turn */
-    bool has_interactive;                   /* interactive sequences run */
-    int n_in_a_row;          /* interactive sequences admitted since the last bulk one */
-    uint32_t n_overlay_step; /* steps with overlays */
-    int64_t finished_us;     /* when the last step was finished */
-    char *text;              /* [text_max] scratch of the detokeniser */
+    struct plan_limit bulk_limit[2]; /* [has_interactive] */
+    struct plan_limit prompt_limit;  /* where is_shared */
+    int n_prompt_row, n_bulk_row; /* of prompts and documents in the current turn; of these, bulk */
+    bool has_interactive;         /* interactive sequences run */
+    bool is_shared;               /* in the current turn, prompts beside others' tokens */
+    int n_in_a_row;               /* interactive sequences admitted since the last bulk one */
+    uint32_t n_overlay_step;      /* steps with overlays */
+    int64_t finished_us;          /* when the last step was finished */
+    char *text;                   /* [text_max] scratch of the detokeniser */
     size_t text_max;
     int64_t files_us;                /* when the model's files are checked next */
     bool backlog;                    /* the last admission left requests in the queue */

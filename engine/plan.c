@@ -85,9 +85,28 @@ static int serve_class(struct plan_sequence *seq, int n_seq, enum priority prior
     return budget;
 }
 
-void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max)
+bool plan_is_shared(const struct plan_sequence *seq, int n_seq)
 {
-    CHECK(n_seq <= budget && bulk_max >= 1);
+    int n_group = 0; /* that decode: 0, 1 or more */
+    int group = -1;  /* one of them */
+    for (int i = 0; i < n_seq; i++) {
+        if (seq[i].decode && seq[i].group != group) {
+            group = seq[i].group;
+            n_group++;
+        }
+    }
+    for (int i = 0; i < n_seq; i++) {
+        if (!seq[i].decode && seq[i].n_left > 0 &&
+            (n_group > 1 || (n_group == 1 && seq[i].group != group))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int prompt_max, int bulk_max)
+{
+    CHECK(n_seq <= budget && prompt_max >= 1 && bulk_max >= 1);
     int left = budget;
     int64_t want_bulk = 0;
     for (int i = 0; i < n_seq; i++) {
@@ -98,6 +117,7 @@ void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max)
             want_bulk += seq[i].n_left;
         }
     }
+    left = left < prompt_max ? left : prompt_max;
     const int share = left / PLAN_BULK_SHARE > 0 ? left / PLAN_BULK_SHARE : 1;
     const int kept = (int)min64(min64(want_bulk, min64(share, bulk_max)), left);
     left = kept + serve_class(seq, n_seq, PRIORITY_INTERACTIVE, left - kept);
@@ -106,19 +126,19 @@ void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max)
 
 /* If the step was too slow, the rows that would have fitted if time were proportional to rows. If
  * it was in time with all rows that it was allowed, a quarter more. */
-void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double target_ms,
+void plan_adapt(struct plan_limit *limit, int n_row, double step_ms, double target_ms, int least,
                 int budget)
 {
-    const double least = budget < PLAN_BULK_MIN ? budget : PLAN_BULK_MIN;
     if (target_ms <= 0) {
-        bulk->rows = budget;
+        limit->rows = budget;
     } else if (step_ms > target_ms) {
         const double fitting = n_row * target_ms / step_ms;
-        bulk->rows = fitting < bulk->rows ? fitting : bulk->rows;
-    } else if (n_row >= (int)bulk->rows) {
-        bulk->rows *= 1.25;
+        limit->rows = fitting < limit->rows ? fitting : limit->rows;
+    } else if (n_row >= (int)limit->rows) {
+        limit->rows *= 1.25;
     }
-    bulk->rows = bulk->rows < least ? least : bulk->rows > budget ? budget : bulk->rows;
+    limit->rows = limit->rows < least ? least : limit->rows;
+    limit->rows = limit->rows > budget ? budget : limit->rows;
 }
 
 /* Of n places, those that are kept for others. */

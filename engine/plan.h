@@ -14,9 +14,11 @@
  *      least one row.
  *   4. The next place goes to the interactive class first. After PLAN_BULK_SHARE - 1 interactive
  *      sequences in a row while bulk work waits, the next one is bulk.
- *   5. Bulk rows do not make others wait: a step that mixes them with interactive sequences has a
+ *   5. Rows do not make others wait: a step that mixes bulk rows with interactive sequences has a
  *      target time. One without them may take PLAN_ALONE times as long, since a new request waits
- *      for the step under way (plan_bulk_budget).
+ *      for the step under way. The same target has a step with prompts or documents in which others
+ *      decode, another client or, of requests whose client is unknown, another request; but
+ *      PLAN_PROMPT_MIN rows it may have, since fewer take almost as long (plan_limit).
  *   6. Bulk sequences never hold all places: one in PLAN_BULK_SHARE (at least one, where there are
  *      two or more) stays free for interactive work, so that it starts within a step.
  *   7. Within a class the requests take turns, one sequence each. The next place goes to the client
@@ -36,6 +38,7 @@ enum {
     PLAN_SHORT_SHARE = 8,
     PLAN_ALONE = 2,
     PLAN_BULK_MIN = 8,
+    PLAN_PROMPT_MIN = 64,
     PLAN_PASS_MAX = 32
 };
 
@@ -50,19 +53,24 @@ struct plan_sequence {
     int rank, n_in_group; /* of plan_rows: those before it in its group; of group [index] so far */
 };
 
-/* How many bulk rows a step may have to meet its target time: learnt from the steps so far. */
-struct plan_bulk_budget {
-    double rows; /* PLAN_BULK_MIN ... the budget */
+/* How many rows of a kind a step may have to meet its target time: learnt from the steps so far. */
+struct plan_limit {
+    double rows; /* the least number ... the budget */
 };
 
-/* A step with n_row bulk rows took step_ms; target_ms 0 = as many as the budget has. */
-void plan_adapt(struct plan_bulk_budget *bulk, int n_row, double step_ms, double target_ms,
+/* A step with n_row of these rows took step_ms; target_ms 0 = as many as the budget has. least:
+ * PLAN_BULK_MIN or PLAN_PROMPT_MIN. */
+void plan_adapt(struct plan_limit *limit, int n_row, double step_ms, double target_ms, int least,
                 int budget);
 
-/* Shares budget rows out to seq[0 .. n_seq-1], at most bulk_max >= 1 of them to bulk prompts and
- * documents; n_seq <= budget. An ordered sequence gets rows only when all earlier ones of its class
- * and group have all they can use: results of a text's windows come in order. */
-void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int bulk_max);
+/* Whether prompts or documents want rows of a step in which others decode. */
+bool plan_is_shared(const struct plan_sequence *seq, int n_seq);
+
+/* Shares budget rows out to seq[0 .. n_seq-1], at most prompt_max >= 1 of them to prompts and
+ * documents, and of these at most bulk_max >= 1 to bulk ones; n_seq <= budget. An ordered sequence
+ * gets rows only when all earlier ones of its class and group have all they can use: results of a
+ * text's windows come in order. */
+void plan_rows(struct plan_sequence *seq, int n_seq, int budget, int prompt_max, int bulk_max);
 
 /* What admission depends on. */
 struct plan_running {

@@ -113,13 +113,17 @@ static void plan_turn(struct engine *engine)
         const struct plan_sequence *const seq = &engine->plan[i];
         engine->has_interactive |= seq->priority == PRIORITY_INTERACTIVE;
     }
-    plan_rows(engine->plan, engine->n_active, engine->options.max_batch_tokens,
-              (int)engine->bulk_budget[engine->has_interactive].rows);
-    engine->n_bulk_row = 0;
+    const int budget = engine->options.max_batch_tokens;
+    engine->is_shared = plan_is_shared(engine->plan, engine->n_active);
+    plan_rows(engine->plan, engine->n_active, budget,
+              engine->is_shared ? (int)engine->prompt_limit.rows : budget,
+              (int)engine->bulk_limit[engine->has_interactive].rows);
+    engine->n_prompt_row = engine->n_bulk_row = 0;
     for (int i = 0; i < engine->n_active; i++) {
         const struct plan_sequence *const seq = &engine->plan[i];
-        if (!seq->decode && seq->priority == PRIORITY_BULK) {
-            engine->n_bulk_row += seq->n_take;
+        if (!seq->decode) {
+            engine->n_prompt_row += seq->n_take;
+            engine->n_bulk_row += seq->priority == PRIORITY_BULK ? seq->n_take : 0;
         }
         engine->active[i]->n_planned = seq->n_take;
     }
@@ -359,13 +363,19 @@ static bool begin_second(struct engine *engine, const struct batch *first, struc
     return has_others;
 }
 
-/* Adapts the number of bulk rows in the next turns to the time that this one took. */
-static void update_bulk_budget(struct engine *engine, double step_ms)
+/* Adapts the rows that the next turns may have to the time that this one took. */
+static void update_limits(struct engine *engine, double step_ms)
 {
+    const double target_ms = engine->options.bulk_step_ms;
+    const int budget = engine->options.max_batch_tokens;
     if (engine->n_bulk_row > 0) {
         const int times = engine->has_interactive ? 1 : PLAN_ALONE;
-        plan_adapt(&engine->bulk_budget[engine->has_interactive], engine->n_bulk_row, step_ms,
-                   (double)engine->options.bulk_step_ms * times, engine->options.max_batch_tokens);
+        plan_adapt(&engine->bulk_limit[engine->has_interactive], engine->n_bulk_row, step_ms,
+                   target_ms * times, PLAN_BULK_MIN, budget);
+    }
+    if (engine->is_shared) {
+        plan_adapt(&engine->prompt_limit, engine->n_prompt_row, step_ms, target_ms, PLAN_PROMPT_MIN,
+                   budget);
     }
 }
 
@@ -395,7 +405,7 @@ enum err_code turn_run(struct engine *engine, struct err *err)
             engine->ahead->rows[i].seq->has_begun = true;
         }
     }
-    update_bulk_budget(engine, (double)(clock_now_us() - begin_us) * 1e-3);
+    update_limits(engine, (double)(clock_now_us() - begin_us) * 1e-3);
     return ERR_OK;
 }
 

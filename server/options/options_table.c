@@ -118,8 +118,8 @@ const struct option_row option_rows[] = {
          "The number of positions in the KV cache. 0 reserves max-seqs times the context, or "
          "less if memory is short."),
     INT("bulk-step-ms", bulk_step_ms, SERVE, "50", 0, 60000,
-        "The target time of a step that mixes bulk and interactive work; without "
-        "interactive work a step may take twice as long. 0 sets no target."),
+        "The target time of a step that mixes bulk with interactive work, or prompts with the "
+        "tokens of other clients; bulk work alone may take twice as long. 0 sets no target."),
     CHOICE("prefix-cache", prefix_cache, RUN, "on", "on|off|shared",
            "Compute equal beginnings of texts only once; results stay the same. on: with API "
            "keys, each key has its own cache. shared: all keys share one, so the time of an "

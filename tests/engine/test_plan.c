@@ -90,7 +90,8 @@ static void shares_the_rows_of_a_step(void **state)
                 .n_take = -1,
             };
         }
-        plan_rows(seq, n, row->budget, row->bulk_max > 0 ? row->bulk_max : row->budget);
+        plan_rows(seq, n, row->budget, row->budget,
+                  row->bulk_max > 0 ? row->bulk_max : row->budget);
         for (int i = 0; i < n; i++) {
             if (seq[i].n_take != row->take[i]) {
                 fail_msg("%s: sequence %d: expected %d rows, got %d", row->name, i, row->take[i],
@@ -101,29 +102,81 @@ static void shares_the_rows_of_a_step(void **state)
 }
 
 /* Steps that cost a millisecond per row, and 10 for what else is in them. */
-static void learns_how_many_bulk_rows_fit_the_time(void **state)
+static void learns_how_many_rows_fit_the_time(void **state)
 {
     (void)state;
-    struct plan_bulk_budget bulk = {.rows = 512};
+    struct plan_limit bulk = {.rows = 512};
     for (int i = 0; i < 50; i++) {
         const int n = (int)bulk.rows;
-        plan_adapt(&bulk, n, 10 + n, 50, 512);
+        plan_adapt(&bulk, n, 10 + n, 50, PLAN_BULK_MIN, 512);
     }
     assert_true(bulk.rows >= 28 && bulk.rows <= 51);
-    plan_adapt(&bulk, 3, 13, 50, 512); /* too few to learn from */
+    plan_adapt(&bulk, 3, 13, 50, PLAN_BULK_MIN, 512); /* too few to learn from */
     assert_true(bulk.rows <= 51);
     for (int i = 0; i < 50; i++) { /* nothing fits: a little goes on all the same */
-        plan_adapt(&bulk, (int)bulk.rows, 900, 50, 512);
+        plan_adapt(&bulk, (int)bulk.rows, 900, 50, PLAN_BULK_MIN, 512);
     }
     assert_int_equal((int)bulk.rows, PLAN_BULK_MIN);
     for (int i = 0; i < 50; i++) { /* a fast machine: all of the budget, and no more */
-        plan_adapt(&bulk, (int)bulk.rows, 2, 50, 512);
+        plan_adapt(&bulk, (int)bulk.rows, 2, 50, PLAN_BULK_MIN, 512);
     }
     assert_int_equal((int)bulk.rows, 512);
-    plan_adapt(&bulk, 4, 900, 50, 4);
+    plan_adapt(&bulk, 4, 900, 50, PLAN_BULK_MIN, 4);
     assert_int_equal((int)bulk.rows, 4); /* a small budget is its own least */
-    plan_adapt(&bulk, 512, 9000, 0, 512);
+    plan_adapt(&bulk, 512, 9000, 0, PLAN_BULK_MIN, 512);
     assert_int_equal((int)bulk.rows, 512); /* no target */
+    plan_adapt(&bulk, 512, 9000, 50, PLAN_PROMPT_MIN, 512);
+    assert_int_equal((int)bulk.rows, PLAN_PROMPT_MIN); /* prompts beside others' tokens */
+}
+
+struct shared_case {
+    const char *name;
+    const char *seq; /* d = decode, i = prompt, w = prompt that waits for another sequence */
+    int group[4];
+    bool expected;
+};
+
+static const struct shared_case shared_cases[] = {
+    {"a prompt alone makes nobody wait", "i", {0}, false},
+    {"nor do prompts of many", "ii", {0, 1}, false},
+    {"nor tokens alone", "dd", {0, 1}, false},
+    {"a client's own prompt may slow its tokens", "di", {0, 0}, false},
+    {"but another's may not", "di", {0, 1}, true},
+    {"in whatever order they came", "id", {0, 1}, true},
+    {"among a client's own sequences too", "ddi", {0, 1, 0}, true},
+    {"who waits takes no rows", "dw", {0, 1}, false},
+};
+
+static void knows_whose_tokens_wait_for_prompts(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < sizeof shared_cases / sizeof shared_cases[0]; c++) {
+        const struct shared_case *const row = &shared_cases[c];
+        struct plan_sequence seq[4];
+        int n = 0;
+        for (; row->seq[n] != '\0'; n++) {
+            seq[n] = (struct plan_sequence){.decode = row->seq[n] == 'd',
+                                            .group = row->group[n],
+                                            .n_left = row->seq[n] == 'd'   ? 1
+                                                      : row->seq[n] == 'i' ? 500
+                                                                           : 0};
+        }
+        if (plan_is_shared(seq, n) != row->expected) {
+            fail_msg("%s: expected %d", row->name, row->expected);
+        }
+    }
+}
+
+static void prompts_keep_to_their_limit(void **state)
+{
+    (void)state;
+    struct plan_sequence seq[] = {{.decode = true, .n_left = 1},
+                                  {.n_left = 500, .group = 1},
+                                  {.n_left = 500, .group = 2, .priority = PRIORITY_BULK}};
+    plan_rows(seq, 3, 512, 64, 512);
+    assert_int_equal(seq[0].n_take, 1);
+    assert_int_equal(seq[1].n_take, 56);
+    assert_int_equal(seq[2].n_take, 8);
 }
 
 struct class_case {
@@ -216,7 +269,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shares_the_rows_of_a_step),
-        cmocka_unit_test(learns_how_many_bulk_rows_fit_the_time),
+        cmocka_unit_test(learns_how_many_rows_fit_the_time),
+        cmocka_unit_test(knows_whose_tokens_wait_for_prompts),
+        cmocka_unit_test(prompts_keep_to_their_limit),
         cmocka_unit_test(chooses_the_class_to_admit),
         cmocka_unit_test(leaves_places_to_others),
         cmocka_unit_test(the_client_with_the_fewest_goes_first),
