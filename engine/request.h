@@ -137,8 +137,9 @@ struct item {
 struct request {
     char id[64];     /* for logs */
     uint64_t client; /* a number for who sent it, for fairness between clients; 0 = unknown */
-    bool is_tenant;  /* the client is known to be one of several, by its API key: it leaves places
-                      * to the others even while none of them waits */
+    bool is_tenant;  /* the client is known to be one of several, by its API key or by its address
+                      * behind a trusted proxy: it leaves places to the others even while none of
+                      * them waits */
     uint64_t scope;  /* pages of the cache are shared with requests of the same scope only */
     uint64_t owner;  /* n_own counts pages that requests of the same owner have computed */
     enum request_kind kind;

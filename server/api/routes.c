@@ -152,9 +152,9 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     const int id_max = (int)sizeof request->id - 1; /* the log is useful even with a part of it */
     (void)snprintf(request->id, sizeof request->id, "%.*s", id_max, x->id);
     request->client = x->knows_client ? x->client : 0;
+    request->is_tenant = request->client != 0 && (server->keys == NULL || keys_n(server->keys) > 1);
     if (server->keys != NULL) {
         const bool is_shared = strcmp(server->options->prefix_cache, "shared") == 0;
-        request->is_tenant = keys_n(server->keys) > 1;
         request->scope = is_shared ? 0 : x->client;
         request->owner = x->client;
     }

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually, head
+from server_harness import FOREVER, PATIENCE, PROGRAM, UNBOUNDED, Server, error_of, eventually, head, read_answer
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
@@ -15,6 +15,30 @@ TEXT = "The quick brown fox jumps over the lazy dog. "
 def server():
     with Server() as s:
         yield s
+
+
+def test_one_address_behind_a_proxy_leaves_others_a_place_in_the_queue():
+    flags = ("--max-seqs", "1", "--max-queue", "8", "--max-queue-tokens", "10000000", "--trusted-proxies", "127.0.0.0/8")
+    with Server(*flags, model=UNBOUNDED) as s:
+        held = []
+
+        def begin(address, **more):
+            held.append(s.connect())
+            held[-1].sendall(head("/generate", json.dumps({**FOREVER, **more}).encode(),
+                                  extra="X-Forwarded-For: %s\r\n" % address))
+            return held[-1]
+
+        begin("192.0.2.1")
+        eventually(lambda: s.metric("num_requests_running") == 1, "one runs")
+        for n in range(1, 8):
+            begin("192.0.2.1")
+            eventually(lambda: s.metric("num_requests_waiting") == n, "%d wait" % n)
+        status, _, body = read_answer(begin("192.0.2.1", timeout_ms=2000))
+        assert status == 429 and "of this client" in json.loads(body)["error"]["message"], (status, body)
+        begin("192.0.2.2")
+        eventually(lambda: s.metric("num_requests_waiting") == 8, "another one waits, too")
+        for connection in held:
+            connection.close()
 
 
 LARGE = {
