@@ -361,6 +361,7 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     const struct generate_dialect *const dialect = routes_dialect(x);
     x->errors = dialect != NULL ? dialect->errors : NULL;
     routes_cors(server, x);
+    x->is_probe = (flags & ROUTE_QUIET) != 0 && (flags & ROUTE_OPEN) != 0;
     /* At routes without a key, a body must not use memory that belongs to those who have one. */
     x->drops_body = (flags & ROUTE_ENGINE) == 0 ||
                     !(routes_takes(x, flags) && (x->is_post || (x->is_put && x->admin)));

@@ -64,6 +64,7 @@ struct exchange {
     bool counted;                 /* among its client's requests: routes.c */
     char trace_id[TRACE_ID_MAX];  /* of the client's traceparent, "" = none */
     char span_id[TRACE_SPAN_MAX];
+    bool is_probe;    /* asks how the server is: answered even where connections are used up */
     bool drops_body;  /* nobody will read the body: set when the head is here */
     struct text body; /* Owner: this. A route may take it */
     int64_t begin_us; /* when the head had arrived */

@@ -80,7 +80,8 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
         !http_check_framing(hx, version, error)) {
         return false;
     }
-    if (watch_is_surplus(hx->conn)) {
+    hx->x.close = watch_is_surplus(hx->conn);
+    if (hx->x.close && !hx->x.is_probe) {
         error->retry_after_s = 1;
         return api_error_set(error, 503, "too_many_connections", NULL,
                              "the server's %d connections are in use", config->max_connections);

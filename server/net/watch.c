@@ -65,9 +65,52 @@ struct watch {
 
 /* ---- life of a connection ------------------------------------------------------------------ */
 
+/* Of the time that a connection has to send a head, the share that is left; above 1 if it does not
+ * wait for one, or is shut already. Under the mutex. */
+static double watch_time_left(const struct watch_conn *conn, int64_t now_us)
+{
+    const struct watch_config *const config = &conn->watch->config;
+    const bool waits = conn->state == CONN_HEAD || conn->state == CONN_IDLE;
+    const int limit_s = conn->state == CONN_HEAD ? config->header_timeout_s : config->keepalive_s;
+    return waits && conn->deadline_us != 0 ? (double)(conn->deadline_us - now_us) / (1e6 * limit_s)
+                                           : 2;
+}
+
+/* Shuts the connection that has the least of its time left: one that has said nothing has less time
+ * than one that is kept. false: no connection waits for a head. */
+static bool watch_make_room(struct watch *watch)
+{
+    const int64_t now_us = clock_now_us();
+    struct watch_conn *first = NULL;
+    double least = 1.5;
+    for (int i = 0; i < watch->config.n_conn; i++) {
+        struct watch_conn *const conn = &watch->conn[i];
+        pthread_mutex_lock(&conn->mutex);
+        const double left = watch_time_left(conn, now_us);
+        if (left < least) {
+            first = conn;
+            least = left;
+        }
+        pthread_mutex_unlock(&conn->mutex);
+    }
+    if (first == NULL) {
+        return false;
+    }
+    pthread_mutex_lock(&first->mutex);
+    const bool waits = watch_time_left(first, now_us) <= least; /* still the same wait */
+    if (waits) {
+        first->deadline_us = 0;
+        (void)shutdown(first->fd, SHUT_RDWR);
+    }
+    pthread_mutex_unlock(&first->mutex);
+    return waits;
+}
+
 struct watch_conn *watch_take(struct watch *watch, int fd)
 {
     const int n = watch->config.n_conn;
+    const bool has_room =
+        atomic_load(&watch->n_used) < watch->config.max_connections || watch_make_room(watch);
     const unsigned start = (unsigned)atomic_fetch_add(&watch->search, 1);
     for (int i = 0; i < n; i++) {
         struct watch_conn *const conn = &watch->conn[(start + (unsigned)i) % (unsigned)n];
@@ -79,7 +122,8 @@ struct watch_conn *watch_take(struct watch *watch, int fd)
             conn->generation++;
             conn->ended = false;
             conn->deadline_us = clock_now_us() + watch->config.header_timeout_s * 1000000LL;
-            conn->surplus = atomic_fetch_add(&watch->n_used, 1) >= watch->config.max_connections;
+            conn->surplus = !has_room;
+            (void)atomic_fetch_add(&watch->n_used, 1);
         }
         pthread_mutex_unlock(&conn->mutex);
         if (is_free) {

@@ -599,28 +599,54 @@ def test_who_takes_next_to_nothing_of_an_answer_is_given_up():
         assert s.post("/tokenize", large).status_code == 200  # who reads, gets all of it
 
 
-def test_too_many_connections_get_503():
+def test_too_many_connections_get_503_but_health_is_answered():
+    """All places are in use by requests: an eleventh connection is told so, and may ask how the server is."""
     with Server("--max-connections", "10") as server:
+        server.session.close()
         held = []
         for _ in range(10):
-            s = server.connect()
-            s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n")
-            held.append(s)
+            held.append(server.connect())
+            held[-1].sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+            assert held[-1].recv(100).startswith(b"HTTP/1.1 100 ")  # the head has been read
 
-        def refused():  # the library's threads accept in any order
+        def answer(path):
             with server.connect() as s:
-                s.sendall(head("/health", b"", "GET"))
-                status, headers, body = read_answer(s)
-                if status == 503:
-                    assert json.loads(body)["error"]["code"] == "too_many_connections"
-                    assert headers["retry-after"] and headers["connection"] == "close"
-                return status == 503
+                s.sendall(head(path, b"", "GET"))
+                return read_answer(s)
 
-        eventually(refused, "the eleventh connection is refused")
+        status, headers, body = answer("/version")
+        assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections"
+        assert headers["retry-after"] and headers["connection"] == "close"
+        for path, expected in (("/health/live", 200), ("/health/ready", 200), ("/health", 200), ("/metrics", 503)):
+            status, headers, _ = answer(path)
+            assert status == expected and headers["connection"] == "close", path
         for s in held:
             s.close()
+        eventually(lambda: server.get("/version").status_code == 200, "connections are free again")
+
+
+def test_silent_connections_make_room():
+    """Who opens connections and sends nothing keeps nobody out: the oldest of them goes for each new one."""
+    with Server("--max-connections", "10", "--header-timeout-s", "300", "--keepalive-s", "3000") as server:
         server.session.close()
-        eventually(lambda: server.get("/health").status_code == 200, "connections are free again")
+        silent = [server.connect() for _ in range(40)]
+        try:
+            eventually(lambda: sum(bool(select.select([s], [], [], 0)[0]) for s in silent) >= 30, "30 are closed")
+            for path in ("/health/live", "/version", "/info"):
+                with server.connect() as s:
+                    s.sendall(head(path, b"", "GET"))
+                    assert read_answer(s)[0] == 200
+            with server.connect() as kept:  # and one that is kept goes after those that said nothing
+                kept.sendall(head("/version", b"", "GET"))
+                assert read_answer(kept)[0] == 200
+                more = [server.connect() for _ in range(5)]
+                kept.sendall(head("/version", b"", "GET"))
+                assert read_answer(kept)[0] == 200
+                for s in more:
+                    s.close()
+        finally:
+            for s in silent:
+                s.close()
 
 
 # Rule 6: what the library accepts and we do not.
