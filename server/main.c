@@ -36,9 +36,12 @@ static int no_command(const char *name)
 }
 
 /* `pkmserve help [command]`, `pkmserve --help`, and `pkmserve help man`, which prints a
- * document. */
+ * document. What `help` and `version` do stands in the list of commands. */
 static int print_help(const char *name)
 {
+    if (name && (strcmp(name, "help") == 0 || strcmp(name, "version") == 0)) {
+        name = NULL;
+    }
     if (name && options_document(stdout, name)) {
         return check_output(0);
     }
@@ -49,7 +52,7 @@ static int print_help(const char *name)
     if (name && command == 0) {
         return no_command(name);
     }
-    options_help(stdout, command);
+    options_help(stdout, command, serve_is_here ? 0 : COMMAND_SERVE);
     return check_output(0);
 }
 

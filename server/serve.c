@@ -456,6 +456,8 @@ static enum err_code serve_open(struct server *server, struct err *err)
     return code;
 }
 
+const bool serve_is_here = true;
+
 int serve_run(const struct options *options)
 {
     memory_begin();

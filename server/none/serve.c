@@ -3,10 +3,12 @@
 
 #include <stdio.h>
 
+const bool serve_is_here = false;
+
 int serve_run(const struct options *options)
 {
     (void)options;
-    fprintf(stderr, "pkmserve: this program was built without HTTP (make engine): use score, "
-                    "compare, generate, inspect or bench, or build pkmserve with make\n");
+    fprintf(stderr, "pkmserve: this program was built without HTTP (make engine) and has every "
+                    "command but serve: build pkmserve with make\n");
     return 1;
 }

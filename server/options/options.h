@@ -204,8 +204,9 @@ int64_t options_score_positions(const struct options *options);
 /* Writes one line for each PKMSERVE_ variable that no option reads: most likely a typing error. */
 void options_warn_environment(FILE *out);
 
-/* Writes the flags of command, or with 0 the list of commands. */
-void options_help(FILE *out, unsigned command);
+/* Writes the flags of command, or with 0 the list of commands without those in missing, which this
+ * program does not have. */
+void options_help(FILE *out, unsigned command, unsigned missing);
 /* Lists the commands of two words that begin with word. false: there is none. */
 bool options_help_group(FILE *out, const char *word);
 

@@ -41,16 +41,17 @@ static void help_rows(FILE *out, unsigned command, bool own)
     }
 }
 
-void options_help(FILE *out, unsigned command)
+void options_help(FILE *out, unsigned command, unsigned missing)
 {
+    if (command == 0) {
+        fputs("pkmserve COMMAND [options]\n\nCommands:\n", out);
+    }
     for (int i = 0; i < option_n_command; i++) {
         if (option_commands[i].command == command) {
             fprintf(out, "%s\n%s\n\nOptions, with their defaults:\n", option_commands[i].usage,
                     option_commands[i].help);
-        } else if (command == 0) {
-            fprintf(out, "%s  %-16s %s\n",
-                    i == 0 ? "pkmserve COMMAND [options]\n\nCommands:\n" : "",
-                    option_commands[i].name, option_commands[i].help);
+        } else if (command == 0 && (option_commands[i].command & missing) == 0) {
+            fprintf(out, "  %-16s %s\n", option_commands[i].name, option_commands[i].help);
         }
     }
     help_rows(out, command, true);

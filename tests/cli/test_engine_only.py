@@ -1,6 +1,7 @@
 """pkmserve-engine, the program without HTTP, and its variant without SentencePiece."""
 
 import json
+import re
 
 import pytest
 
@@ -34,9 +35,13 @@ def test_scores_as_the_whole_program_does(program, tmp_path):
     assert without["sum_logprob"] == whole[0]["sum_logprob"] and without["n_bytes"] is None
 
 
-def test_serve_says_that_there_is_no_http(program):
+def test_serve_says_that_there_is_no_http_and_help_does_not_list_it(program):
+    serve = re.compile(r"^  serve .*\n", re.M)
+    whole = ok("help")
+    assert serve.search(whole)
     program(ENGINE)
-    assert "built without HTTP" in fails(1, "serve", "--port", "0")
+    assert "every command but serve" in fails(1, "serve", "--port", "0")
+    assert ok("help") == serve.sub("", whole)
 
 
 def test_without_sentencepiece_text_and_tokenizers_are_refused(program, tmp_path):

@@ -31,6 +31,8 @@ def test_help_lists_the_commands_and_each_command_its_options():
         assert text.startswith("pkmserve " + command) and ok(*words, "--help") == text
         assert re.search(r"^  %s " % command, listing, re.M) and re.search(r"^  %s " % command, group, re.M)
     assert ok("memory", "--help") == group
+    for words in (["--help"], ["help", "help"], ["help", "version"]):
+        assert ok(*words) == listing
 
 
 def test_documents_of_the_table_know_every_option(tmp_path):
