@@ -98,7 +98,7 @@ ENGINE_OBJ := $(call obj,$(ENGINE_SRC)) $(MODEL_OBJ)
 SERVER_OBJ := $(call obj,$(SERVER_SRC)) $(ENGINE_OBJ)
 
 .PHONY: all
-all: $(B)/pkmserve ## build the program, $(B)/pkmserve
+all: $(B)/pkmserve ## build the program, build/pkmserve
 all: $(if $(CUDA_WANTED),cuda)
 
 $(B)/pkmserve: $(call obj,server/main.c) $(SERVER_OBJ)
@@ -180,7 +180,7 @@ ENGINE_ONLY_OBJ += $(B)/server/$(if $(filter 0,$(WITH_ZIP)),none,io)/codec.o
 ENGINE_ONLY_LIB := $(if $(filter 0,$(WITH_ZIP)),,-lz -lzstd) -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
 
 .PHONY: engine
-engine: ## build $(B)/pkmserve-engine: score, compare, generate, inspect, bench; no HTTP
+engine: ## build build/pkmserve-engine: every command but serve, without libmicrohttpd
 	@variables=$$(CC="$(CC)" CXX="$(CXX)" .ci/engine-libs) && \
 	    $(MAKE) --no-print-directory $(B)/pkmserve-engine $$variables
 
@@ -203,7 +203,7 @@ serve: deps ## install what is missing, build, serve the shipped model on port 8
 	@.ci/serve $(B)/pkmserve $(MODEL) $(PORT)
 
 SHARE = $(DESTDIR)$(PREFIX)/share
-install: all ## install program, demo model, converter, documents, completions below $(DESTDIR)$(PREFIX)
+install: all ## install program, demo models, converter, documents, completions below DESTDIR and PREFIX (/usr/local)
 	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(B)/pkmserve
 	$(if $(CUDA_WANTED),install -D -t "$(DESTDIR)$(PREFIX)/lib/pkmserve" $(B)/libpkmserve_cuda.so)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo" $(wildcard models/demo/*)
@@ -225,9 +225,9 @@ install: all ## install program, demo model, converter, documents, completions b
 VERSION = $(shell sed -n 's/.*PKMSERVE_VERSION "\(.*\)"/\1/p' server/version.h)
 
 .PHONY: dist deb check-packages
-dist: all ## pack what make install installs: $(B)/pkmserve-VERSION.tar.gz
+dist: all ## pack what make install installs: build/pkmserve-VERSION.tar.gz
 	packaging/dist.sh $(B) $(VERSION)
-deb: all ## make a Debian package with a systemd unit, in $(B)
+deb: all ## make a Debian package with a systemd unit, in build
 	packaging/deb.sh $(B) $(VERSION)
 check-packages: dist deb ## install both into a bare Debian and run them there; as root, with debootstrap
 	packaging/check.sh $(B)
@@ -238,7 +238,7 @@ CONTAINER ?= $(firstword $(foreach tool,podman docker,$(if $(shell command -v $(
 IMAGE     ?= pkmserve:cpu
 
 .PHONY: image
-image: ## build the container image, $(IMAGE)
+image: ## build the container image, pkmserve:cpu (IMAGE)
 	$(if $(CONTAINER),,$(error the image needs podman or docker))
 	$(CONTAINER) build $(if $(filter podman,$(CONTAINER)),--format docker) -f docker/Dockerfile --target cpu -t $(IMAGE) .
 
@@ -256,7 +256,7 @@ clean: ## remove the build folder
 	rm -rf $(B)
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(filter %Makefile %.mk,$(MAKEFILE_LIST)) | while IFS='|' read -r target text; do \
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(filter %Makefile %.mk,$(MAKEFILE_LIST)) | while IFS='|' read -r target text; do \
 	    printf '  make %-16s %s\n' "$$target" "$$text"; done
 
 # The image of docker/ is built without the tests.
