@@ -8,8 +8,9 @@
  * together with as many others as may run, with rows of prompts in between. All results of a kind
  * must be finite and agree to the bit; otherwise the results of this machine, build or model would
  * depend on which other requests run, and the engine does not start. With fast_math they may depend
- * on that, and only have to be finite. Before it the fast paths that the backend has are tried one
- * by one. Where the self-test or the probe does not pass with them, all is tested again without.
+ * on that, and only have to be finite. Before it the fast paths that the backend has are tried,
+ * together first. Where the self-test or the probe does not pass with them, all is tested again
+ * without.
  *
  * The probe of model.sha256: what the model computed when it was made, against what it computes
  * here. */

@@ -28,9 +28,10 @@ struct err {
     char message[512]; /* one line, no trailing newline; "" when code is ERR_OK */
 };
 
-/* Writes code and the formatted message into err (which may be NULL) and returns code. Control
- * characters that came in through the arguments are replaced by '?', so the message stays a line.
- */
+/* Writes code and the formatted message into err (which may be NULL) and returns code. What came in
+ * through the arguments and is more than text to a terminal or a reader of lines becomes '?':
+ * control characters, separators of lines and paragraphs, changes of direction, bytes that are not
+ * UTF-8. So the message stays a line. */
 enum err_code err_set(struct err *err, enum err_code code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

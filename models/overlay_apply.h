@@ -10,8 +10,8 @@ struct overlay_applied {
 };
 
 /* Makes the directory `to`, which must not exist, of the files of `base` with the overlay's rows in
- * its tables; what describes the base itself (README.md, parity.json) is left out. Tables keep
- * their type: rows of that type are copied bit for bit, others rounded to it, int8 as
+ * its tables; what describes the base itself (README.md, parity.json, model.sha256) is left out.
+ * Tables keep their type: rows of that type are copied bit for bit, others rounded to it, int8 as
  * kernels/int8.h says. The directory appears under its name when it is complete. Files are copied
  * in pieces and rows changed in place, so tables may have any size. ERR_UNSUPPORTED: a table of 4
  * bits; and see overlay_check. */

@@ -170,9 +170,8 @@ turn_scores(float (&e)[S::rows], struct drawn_sums<S> &m, const float (&q)[S::pi
     }
 }
 
-/* A lane's pieces of a turn. page: at the turn's first page, i * page_step behind it the next
- * ones', already at the lane's first position and column; n: positions from there on that are
- * there. */
+/* A lane's pieces of a turn. page_of(i): the turn's page i, already at the lane's first position
+ * and column; n: positions from there on that are there. */
 template <class S, bool is_whole, typename T, typename Page>
 __device__ __forceinline__ void turn_load(uint4 (&to)[S::rows][S::pieces], const Page &page_of,
                                           int d_head, int n, const int (&n_col)[S::pieces])

@@ -85,7 +85,7 @@ __device__ bool tile_find(const struct step_view *view, int tile_rows, int i, st
 
 /* ---- a tile ---------------------------------------------------------------------------------- */
 
-/* A thread's rows are those of its group: warp·rows_of_warp + lane_row + 4·r, r < R. Its positions
+/* A thread's rows are those of its group: warp·4·R + lane_row + 4·r, r < R. Its positions
  * are lane_pos + 8·j, its columns the G groups of four lane_pos + 8·g. */
 
 /* The layout of shared memory. */

@@ -143,7 +143,7 @@ def parse_args(argv=None):
     model.add_argument("--data", required=True,
                        help="folder of prepare.py; for a model of bytes, of train.txt and valid.txt")
     model.add_argument("--out", required=True, help="folder of this model; resumed if it has last.pt")
-    model.add_argument("--config", help="config.json of the model (models/README.md explains its keys);\n"
+    model.add_argument("--config", help="config.json of the model (models/FORMAT.md explains its keys);\n"
                        "a resumed model keeps its own")
     model.add_argument("--init", metavar="MODEL", help="model directory whose weights to begin with; it must have the same\n"
                        "tokenizer as the data")
