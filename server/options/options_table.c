@@ -85,9 +85,10 @@ const struct option_row option_rows[] = {
            "The type of the weights during computation. auto uses bf16 for bf16 files, int8 "
            "for int8 files on the CPU, f16 for f16 files on a GPU, and for all others f32 on the "
            "CPU and bf16 on a GPU. int8 is for the CPU alone, f16 for a GPU."),
-    CHOICE("kv-cache-dtype", kv_cache_dtype, ALL, "auto", "auto|f32|bf16",
-           "The type of cached keys and values. auto uses f32 together with f32 weights, and "
-           "bf16 otherwise."),
+    CHOICE(
+        "kv-cache-dtype", kv_cache_dtype, ALL, "auto", "auto|f32|bf16",
+        "The type of cached keys and values. auto uses f32 together with f32 weights, or where a "
+        "head has an odd number of columns, and bf16 otherwise."),
     FLAG("force-int8", force_int8, ALL,
          "Convert weights to int8 even if that changes one of them by more than 3 %."),
     INT("threads", threads, ALL, "0", 0, 256,
