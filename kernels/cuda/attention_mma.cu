@@ -60,8 +60,9 @@ template <int N> constexpr int STRIDE = (2 * N | 1) * 8;
  * bytes. */
 template <bool is_cut> constexpr int PIECE = is_cut ? 4 : 8; /* columns that are copied at a time */
 
-/* Lanes that copy a position, a power of two, so that a thread copies the same columns of each: its
- * addresses are then a constant distance apart, of a page. Those behind the last column are idle. */
+/* Lanes that copy a position, a power of two, so that a thread copies the same columns of each:
+ * within a page its addresses are then a constant distance apart. Those behind the last column are
+ * idle. */
 template <int n>
 constexpr int POWER_FROM = n <= 2    ? 2
                            : n <= 4  ? 4
@@ -72,7 +73,7 @@ template <int N, bool is_cut> constexpr int ROW_LANES = POWER_FROM<N * COLS / PI
 template <int N, bool is_cut>
 constexpr int ROWS_AT_ONCE = BLOCK / ROW_LANES<N, is_cut>; /* positions, by all threads */
 template <int N, bool is_cut> constexpr int OWN_PIECES = SPLIT / ROWS_AT_ONCE<N, is_cut>;
-/* Of a thread's pieces of a split: pages that they are of. */
+/* Pages that a thread's pieces of a split are of. */
 template <int N, bool is_cut>
 constexpr int OWN_PAGES = OWN_PIECES<N, is_cut> < SPLIT_PAGES ? OWN_PIECES<N, is_cut> : SPLIT_PAGES;
 

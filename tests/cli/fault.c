@@ -1,7 +1,7 @@
 /* A library to preload: FAULT_CALL names a kind of call, "memory", "getline", "readdir" or "thread",
- * and the FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th call of
- * malloc by SentencePiece or by C++'s library, which allocates for it. FAULT_N=0: none fails, and
- * standard error ends in "calls N", which is how many there were. */
+ * and the FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th
+ * call of malloc by SentencePiece or by C++'s library, which allocates for it. FAULT_N=0: none
+ * fails, and standard error ends in "calls N", which is how many there were. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
