@@ -1,4 +1,4 @@
-/* A library to preload: FAULT_CALL names a kind of call, "memory", "getline", "readdir" or "thread",
+/* A library to preload: FAULT_CALL names a kind of call ("memory", "getline", "readdir", "thread"),
  * and the FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th
  * call of malloc by SentencePiece or by C++'s library, which allocates for it. FAULT_N=0: none
  * fails, and standard error ends in "calls N", which is how many there were. */
