@@ -52,3 +52,19 @@ def test_a_client_that_leaves_the_balancer_leaves_the_replica(fleet, stream):
     connection.close()
     eventually(lambda: total(fleet, "num_requests_running") == 0, "it ends")
     assert total(fleet, "requests_cancelled_total") == before + 1
+
+
+def get(port, path):
+    """As it stands: other clients decode a path first."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_metrics_are_not_for_the_balancers_clients(fleet):
+    for path in ("/metrics", "/metrics?a", "/%6detrics", "/metri%63s"):
+        status, body = get(fleet.balancer.port, path)
+        assert status == 404 and "pkmserve_" not in body, path
+    assert get(fleet.balancer.port, "/version")[0] == 200
+    assert get(fleet.replicas[0].port, "/metrics")[0] == 200
