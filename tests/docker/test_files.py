@@ -3,6 +3,7 @@
 They are read where nobody compiles them, so a renamed flag, route or metric would break them silently.
 """
 
+import ipaddress
 import json
 import re
 import subprocess
@@ -197,6 +198,23 @@ def test_compose_names_what_is_there():
         assert grace > int(times["PKMSERVE_DRAIN_DELAY_S"]) + int(
             times["PKMSERVE_SHUTDOWN_TIMEOUT_S"]) + 2
         assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+
+
+def test_compose_trusts_haproxy_and_nobody_else():
+    """Not its whole network: whoever asks from this machine has the gateway's address in it, and could claim to be anyone."""
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    address = ipaddress.ip_address(compose["services"]["haproxy"]["networks"]["default"]["ipv4_address"])
+    network, = compose["networks"]["default"]["ipam"]["config"]
+    assert address in ipaddress.ip_network(network["subnet"])
+    assert address not in ipaddress.ip_network(network["ip_range"])  # of the other containers
+    for name in ("pkmserve-1", "pkmserve-2"):
+        assert compose["services"][name]["environment"]["PKMSERVE_TRUSTED_PROXIES"] == str(address)
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes/deployment.yaml"])
+def test_no_client_may_fill_the_queue(name, options):
+    limit = int(re.search(r"PKMSERVE_MAX_CLIENT_REQUESTS\W+(?:value: \")?(\d+)", (DOCKER / name).read_text())[1])
+    assert int(options["max-seqs"]) <= limit <= int(options["max-queue"]) / 2
 
 
 def test_compose_publishes_on_this_machine_alone():

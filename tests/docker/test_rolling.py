@@ -68,3 +68,27 @@ def test_metrics_are_not_for_the_balancers_clients(fleet):
         assert status == 404 and "pkmserve_" not in body, path
     assert get(fleet.balancer.port, "/version")[0] == 200
     assert get(fleet.replicas[0].port, "/metrics")[0] == 200
+
+
+def begin(port, client, forwarded=None):
+    """A long stream for a client with an address of its own: the connection, and the answer's status."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, source_address=(client, 0))
+    body = json.dumps({"prompt": "It was", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True})
+    connection.request("POST", "/generate", body, {"X-Forwarded-For": forwarded} if forwarded else {})
+    return connection, connection.getresponse().status
+
+
+@pytest.mark.parametrize("name", sorted(DELAY_S))
+def test_a_client_counts_by_the_address_that_the_balancer_saw(name):
+    """One request a client at each of two replicas; what the client itself claims to be makes no difference."""
+    if find_program(name) is None:
+        pytest.skip("%s is not installed" % name)
+    flags = ["--drain-delay-s", 0, "--shutdown-timeout-s", 0, "--max-client-requests", 1,
+             "--trusted-proxies", "127.0.0.1"]
+    with Fleet(name, flags) as fleet:
+        opened = [begin(fleet.balancer.port, "127.0.0.2") for _ in range(2)]
+        opened += [begin(fleet.balancer.port, "127.0.0.2", claim) for claim in ("192.0.2.1", "192.0.2.1, 127.0.0.1")]
+        opened += [begin(fleet.balancer.port, "127.0.0.3", "127.0.0.2")]
+        assert [status for _, status in opened] == [200, 200, 429, 429, 200]
+        for connection, _ in opened:
+            connection.close()
