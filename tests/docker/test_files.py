@@ -358,6 +358,28 @@ def test_there_is_time_to_drain():
     assert readiness["periodSeconds"] * readiness["failureThreshold"] <= delay
 
 
+@pytest.mark.parametrize("name", ["kubernetes/deployment.yaml", "examples/kserve.yaml"])
+def test_no_client_takes_the_pods_memory(name, replica, options):
+    """The sum of docker/OPERATING.md, with the shipped model: the kernel ends a process that exceeds the limit."""
+    import requests
+    spec = yaml.safe_load((DOCKER / name).read_text())["spec"]
+    container = (spec["predictor"] if "predictor" in spec else spec["template"]["spec"])["containers"][0]
+    variables = environment_of(container)
+
+    def bound(option):
+        return int(variables.get("PKMSERVE_" + option.upper().replace("-", "_"), options[option]))
+
+    parts = [115e6, requests.get(replica.url + "/info").json()["memory"]["kv_bytes"],
+             bound("memory-trace-bytes"), bound("max-request-bytes"), bound("max-buffered-bytes"),
+             231 * (bound("max-body-bytes") + (bound("body-threads") - 1) * min(bound("max-body-bytes"), 1 << 20)),
+             231 * 4 * 64 * 1024, bound("max-connections") * 32 * 1024]
+    limit, = re.findall(r"^(\d+)Gi$", container["resources"]["limits"]["memory"])
+    assert sum(parts) < int(limit) << 30, parts
+    text = (DOCKER / "OPERATING.md").read_text()
+    for part in [*parts, sum(parts)]:
+        assert "| {:,.0f} |\n".format(part / 1e6) in text, part
+
+
 def test_the_pod_may_do_nothing_but_serve():
     pod = load("deployment.yaml")["spec"]["template"]["spec"]
     user = re.search(r"USER (\d+):(\d+)", (DOCKER / "Dockerfile").read_text())
