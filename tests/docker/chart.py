@@ -1,7 +1,7 @@
 """Renders a Helm chart as far as ours goes, where there is no helm: a part of Go's templates and of Helm's functions.
 
-Known are if, else, with, range, define, include, variables, pipelines, and the functions below. Anything else is an
-error, so that the chart stays within what is tested. `make check-chart` compares with helm itself if there is one.
+Known are if, else, with, range, define, include, variables, pipelines, parentheses, and the functions below. Anything
+else is an error, so that the chart stays within what is tested. `make check-chart` compares with helm itself if there is one.
 """
 
 import json
@@ -10,6 +10,15 @@ import re
 import yaml
 
 TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[(),|]|:=|-?\d+(?:\.\d+)?|[$.\w]+)')
+
+
+class Strict(yaml.SafeLoader):
+    """A key that stands twice in a map is an error to Kubernetes' own tools, and not to this library's."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), "a key stands twice: %s\n%s" % (keys, node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def split(text):
@@ -61,7 +70,33 @@ def to_yaml(value):
     return yaml.safe_dump(value, default_flow_style=False, sort_keys=True).rstrip("\n").removesuffix("\n...")
 
 
+class Refused(Exception):
+    """The chart's own word on values that do not go together."""
+
+
+def fail(message):
+    raise Refused(message)
+
+
+def merge(base, more):
+    if not (isinstance(base, dict) and isinstance(more, dict)):
+        return more
+    return {**base, **{key: merge(base.get(key), value) for key, value in more.items()}}
+
+
 FUNCTIONS = {
+    "fail": fail,
+    "dict": lambda *pairs: dict(zip(pairs[::2], pairs[1::2])),
+    "get": lambda values, key: values.get(key, ""),
+    "hasKey": lambda values, key: key in values,
+    "omit": lambda values, *keys: {k: v for k, v in values.items() if k not in keys},
+    "mergeOverwrite": merge,
+    "default": lambda other, value: value or other,
+    "ternary": lambda yes, no, which: yes if which else no,
+    "eq": lambda a, b: a == b,
+    "int": int,
+    "toString": text_of,
+    "lower": lambda value: value.lower(),
     "quote": lambda value: json.dumps(text_of(value)),
     "upper": lambda value: value.upper(),
     "replace": lambda old, new, value: value.replace(old, new),
@@ -110,33 +145,34 @@ class Template:
     def range(self, rest, body, dot, names):
         loop = re.fullmatch(r"(?:(\$\w+), (\$\w+) := )?(.*)", rest)
         values = self.value(loop[3], dot, names)
-        pairs = sorted(values.items()) if isinstance(values, dict) else enumerate(values)
+        pairs = sorted(values.items()) if isinstance(values, dict) else enumerate(values or [])
         return "".join(self.run(body, value, {**names, loop[1]: key, loop[2]: value}) for key, value in pairs)
 
     def value(self, expression, dot, names):
         tokens = TOKEN.findall(expression)
         assert "".join(tokens) == re.sub(r'\s+(?=(?:[^"]|"(?:[^"\\]|\\.)*")*$)', "", expression), expression
-        value = None
-        for i, command in enumerate(self.commands(tokens)):
-            values = [self.word(t, dot, names) for t in command] + ([value] if i else [])
-            value = self.call(values, names) if callable(values[0]) or values[0] == "include" else values[0]
+        value = self.pipeline(tokens, dot, names)
+        assert not tokens, expression
         return value
 
-    @staticmethod
-    def commands(tokens):
-        command = []
-        for token in tokens:
-            if token == "|":
-                yield command
-                command = []
+    def pipeline(self, tokens, dot, names):
+        """Takes tokens from the front, up to the end or the parenthesis that closes this one."""
+        values, piped = [], []
+        while tokens:
+            token = tokens.pop(0)
+            if token in ("|", ")"):
+                piped = [self.call(values + piped, names)]
+                values = []
+                if token == ")":
+                    return piped[0]
             else:
-                command.append(token)
-        yield command
+                values.append(self.pipeline(tokens, dot, names) if token == "(" else self.word(token, dot, names))
+        return self.call(values + piped, names)
 
     def call(self, values, names):
         if values[0] == "include":
             return self.run(self.defined[values[1]], values[2], {"$": names["$"]})
-        return values[0](*values[1:])
+        return values[0](*values[1:]) if callable(values[0]) else values[0]
 
     def word(self, token, dot, names):
         if token[0] == '"':
@@ -155,19 +191,21 @@ class Template:
         return value
 
 
-def merge(base, more):
-    if not (isinstance(base, dict) and isinstance(more, dict)):
-        return more
-    return {**base, **{key: merge(base.get(key), value) for key, value in more.items()}}
+def without_nulls(values):
+    """As helm does it: null takes a value away. The outermost stay, for the chart must not ask for what it has no value of."""
+    if not isinstance(values, dict):
+        return values
+    return {key: without_nulls(value) for key, value in values.items() if value is not None}
 
 
 def render(folder, values=None, release="pkmserve", namespace="default"):
     """The manifests of a chart, parsed, with values on top of its own."""
     chart = yaml.safe_load((folder / "Chart.yaml").read_text())
-    dot = {"Values": merge(yaml.safe_load((folder / "values.yaml").read_text()), values or {}),
+    merged = merge(yaml.safe_load((folder / "values.yaml").read_text()), values or {})
+    dot = {"Values": {key: without_nulls(value) for key, value in merged.items()},
            "Release": {"Name": release, "Namespace": namespace, "Service": "Helm"},
            "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]}}
     template = Template({p.name: p.read_text() for p in sorted((folder / "templates").iterdir())})
     texts = {name: template.run(nodes, dot, {"$": dot}) for name, nodes in template.files.items()}
-    manifests = [m for name, text in texts.items() if name.endswith(".yaml") for m in yaml.safe_load_all(text) if m]
+    manifests = [m for name, text in texts.items() if name.endswith(".yaml") for m in yaml.load_all(text, Strict) if m]
     return manifests, texts["NOTES.txt"]

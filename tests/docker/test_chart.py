@@ -30,6 +30,20 @@ FULL = {
     "imagePullSecrets": [{"name": "registry"}], "podAnnotations": {"a": "b"},
 }
 
+# What somebody else's values may well hold: nulls, and keys that the chart has values of its own for.
+OWN = {
+    "model": {"volume": {"emptyDir": {}}, "init": [
+        {"name": "plain", "image": "m:1"},
+        {"name": "beside", "image": "m:1", "volumeMounts": [{"name": "keys", "mountPath": "/keys"}],
+         "securityContext": {"readOnlyRootFilesystem": False, "runAsUser": 1000}},
+        {"name": "instead", "image": "m:1", "volumeMounts": [{"name": "model", "mountPath": "/model", "subPath": "a"}]}]},
+    "podAnnotations": {"prometheus.io/scrape": "false"}, "keys": {"secret": "keys"},
+    "gpu": {"enabled": True}, "resources": {"limits": {"nvidia.com/gpu": "2"}},
+}
+NO_LIMITS = {"gpu": {"enabled": True}, "resources": {"limits": None}}
+NO_RESOURCES = {"resources": None, "podAnnotations": None}
+SETS = {"own": {}, "full": FULL, "others": OWN, "no limits": NO_LIMITS, "no resources": NO_RESOURCES}
+
 
 def by_kind(values=None, **keywords):
     manifests, _ = render(CHART, values, **keywords)
@@ -101,6 +115,33 @@ def test_values_reach_the_pod():
     assert "replicas" not in deployment["spec"]  # the scaler's
     assert by_kind({"replicas": 3})["Deployment"]["spec"]["replicas"] == 3
     assert "No API key" in render(CHART)[1] and "No API key" not in render(CHART, FULL)[1]
+
+
+def test_resources_may_be_left_to_the_cluster():
+    def resources(values):
+        return pod_of(by_kind(values)["Deployment"])["containers"][0]["resources"]
+    assert resources(NO_LIMITS) == {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "2", "memory": "512Mi"}}
+    assert resources(NO_RESOURCES) == {"limits": {}}
+    assert resources(OWN)["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "2"}
+
+
+def test_annotations_of_the_user_win():
+    annotations = by_kind(OWN)["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"prometheus.io/scrape": "false", "prometheus.io/port": "8000", "prometheus.io/path": "/metrics"}
+
+
+def test_containers_that_fetch_may_do_no_more_than_the_server():
+    """The level "restricted" of Pod Security refuses a pod with any container that leaves these out."""
+    pod = pod_of(by_kind(OWN)["Deployment"])
+    confined = pod["containers"][0]["securityContext"]
+    plain, beside, instead = pod["initContainers"]
+    assert plain["securityContext"] == instead["securityContext"] == confined
+    assert beside["securityContext"] == {"readOnlyRootFilesystem": False, "runAsUser": 1000}
+    assert [m["mountPath"] for m in plain["volumeMounts"]] == ["/model"]
+    assert [m["mountPath"] for m in beside["volumeMounts"]] == ["/keys", "/model"]
+    assert instead["volumeMounts"] == [{"name": "model", "mountPath": "/model", "subPath": "a"}]
+    job = next(m for m in others() if m["kind"] == "Job")["spec"]["template"]["spec"]
+    assert all(c["securityContext"] == confined for c in [*job["initContainers"], *job["containers"]])
 
 
 def test_variables_are_options_and_there_is_time_to_drain(options):  # noqa: F811
@@ -198,7 +239,7 @@ def test_the_others_fit_the_definitions_of_their_projects():
     assert checked == {"ServiceMonitor", "PrometheusRule", "InferenceService", "InferencePool", "HTTPRoute"}
 
 
-@pytest.mark.parametrize("values", [{}, FULL], ids=["own", "full"])
+@pytest.mark.parametrize("values", SETS.values(), ids=SETS)
 def test_helm_renders_the_same(values, tmp_path):
     helm = shutil.which("helm")
     if helm is None:

@@ -8,3 +8,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
+
+{{- define "pkmserve.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* Not empty if a container has a mount of its own where the model belongs. */ -}}
+{{- define "pkmserve.mountsModel" -}}
+{{- range get . "volumeMounts" | default (dict) }}{{ if eq .mountPath "/model" }}yes{{ end }}{{ end }}
+{{- end }}
