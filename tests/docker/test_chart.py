@@ -6,17 +6,19 @@ import os
 import pathlib
 import re
 import shutil
+import signal
+import socket
 import subprocess
 
 import pytest
 
-from fleet import DOCKER, PROGRAM, ROOT
+from fleet import DOCKER, PROGRAM, ROOT, Replica, eventually, free_port, status_of
 from test_files import check_model, environment_of, promtool, variables_of
 from test_files import metrics, options, replica  # noqa: F401  fixtures
 
 yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="python3-jsonschema is not installed")
-from chart import render  # noqa: E402
+from chart import Refused, render  # noqa: E402
 
 CHART = DOCKER / "helm" / "pkmserve"
 FULL = {
@@ -42,7 +44,8 @@ OWN = {
 }
 NO_LIMITS = {"gpu": {"enabled": True}, "resources": {"limits": None}}
 NO_RESOURCES = {"resources": None, "podAnnotations": None}
-SETS = {"own": {}, "full": FULL, "others": OWN, "no limits": NO_LIMITS, "no resources": NO_RESOURCES}
+ADMIN = {"adminPort": 9000, "serviceMonitor": {"enabled": True}}
+SETS = {"own": {}, "full": FULL, "admin port": ADMIN, "others": OWN, "no limits": NO_LIMITS, "no resources": NO_RESOURCES}
 
 
 def by_kind(values=None, **keywords):
@@ -142,6 +145,82 @@ def test_containers_that_fetch_may_do_no_more_than_the_server():
     assert instead["volumeMounts"] == [{"name": "model", "mountPath": "/model", "subPath": "a"}]
     job = next(m for m in others() if m["kind"] == "Job")["spec"]["template"]["spec"]
     assert all(c["securityContext"] == confined for c in [*job["initContainers"], *job["containers"]])
+
+
+REFUSED = {
+    "admin-port": "adminPort", "api-key-file": "keys.secret", "device": "gpu.enabled", "drain-delay-s": "drainDelaySeconds",
+    "host": "leave it out", "log-format": "JSON", "metrics-auth": "adminPort", "model": "model.volume", "port": "service.port",
+    "served-model-name": "model.servedName", "shutdown-timeout-s": "shutdownTimeoutSeconds"}
+
+
+def refusal(values, tmp_path):
+    """What the renderer and, where there is one, helm say to values that they must refuse."""
+    with pytest.raises(Refused) as refused:
+        render(CHART, values)
+    helm = shutil.which("helm")
+    if helm is not None:
+        (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+        done = subprocess.run([helm, "template", "pkmserve", CHART, "--values", tmp_path / "values.yaml"],
+                              capture_output=True, text=True)
+        assert done.returncode != 0 and str(refused.value) in done.stderr, done.stderr
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_options_that_would_break_the_pods_are_refused(option, options, tmp_path):  # noqa: F811
+    """Without a word, a probe would ask a port where nobody is, or a variable would stand twice."""
+    assert option in options
+    for name in (option, option.replace("-", "_").upper()):
+        message = refusal({"options": {name: "1"}}, tmp_path)
+        assert message.startswith("options.%s: " % name) and REFUSED[option] in message
+
+
+def test_no_variable_stands_twice():
+    for values in SETS.values():
+        names = [v["name"] for v in pod_of(by_kind(values)["Deployment"])["containers"][0]["env"]]
+        assert len(names) == len(set(names)), names
+
+
+def test_values_that_do_not_go_together_are_refused(tmp_path):
+    assert "adminPort" in refusal({"adminPort": 8000}, tmp_path)
+    assert "model.volume" in refusal({"model": {"init": [{"name": "fetch", "image": "m:1"}]}}, tmp_path)
+
+
+def test_probes_and_scrapes_go_to_the_admin_port():
+    kinds = by_kind(ADMIN)
+    template = kinds["Deployment"]["spec"]["template"]
+    container, = template["spec"]["containers"]
+    assert environment_of(container)["PKMSERVE_ADMIN_PORT"] == "9000"
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": 8000, "admin": 9000}
+    assert {container[probe]["httpGet"]["port"] for probe in container if probe.endswith("Probe")} == {"admin"}
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "9000"
+    endpoint, = kinds["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint["targetPort"] == "admin" and "port" not in endpoint
+    assert [p["name"] for p in kinds["Service"]["spec"]["ports"]] == ["http"]  # it may be open to the world
+
+
+def test_the_admin_port_answers_when_the_others_connections_are_used_up(tmp_path):
+    """What the chart's pod is told, at ports that are free: probes there fail for what ails the server, not for its clients."""
+    variables = environment_of(pod_of(by_kind({"adminPort": free_port()})["Deployment"])["containers"][0])
+    admin = "http://127.0.0.1:%s" % variables["PKMSERVE_ADMIN_PORT"]
+    flags = {**variables, "PKMSERVE_DRAIN_DELAY_S": "1", "PKMSERVE_MAX_CONNECTIONS": "4"}
+    replica = Replica(tmp_path, 1, [word for name, value in flags.items()
+                                    for word in ("--" + name[9:].lower().replace("_", "-"), value)])
+    replica.start()
+    try:
+        replica.wait_ready()
+        assert status_of(admin + "/metrics") == 200 and status_of(replica.url + "/metrics") == 404
+        taken = [socket.create_connection(("127.0.0.1", replica.port)) for _ in range(8)]
+        eventually(lambda: status_of(replica.url + "/health/live") != 200, "no connection is left")
+        assert status_of(admin + "/health/live") == status_of(admin + "/health/ready") == 200
+        replica.process.send_signal(signal.SIGTERM)
+        eventually(lambda: status_of(admin + "/health/ready") == 503, "not ready while it drains")
+        assert status_of(admin + "/health/live") == 200
+        for connection in taken:
+            connection.close()
+        assert replica.process.wait(30) == 0
+    finally:
+        replica.close()
 
 
 def test_variables_are_options_and_there_is_time_to_drain(options):  # noqa: F811

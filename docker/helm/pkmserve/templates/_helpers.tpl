@@ -19,3 +19,8 @@ capabilities: {drop: [ALL]}
 {{- define "pkmserve.mountsModel" -}}
 {{- range get . "volumeMounts" | default (dict) }}{{ if eq .mountPath "/model" }}yes{{ end }}{{ end }}
 {{- end }}
+
+{{- /* The port of probes and scrapes. */ -}}
+{{- define "pkmserve.inside" -}}
+{{ if .Values.adminPort }}admin{{ else }}http{{ end }}
+{{- end }}
