@@ -243,9 +243,85 @@ def test_alerts_ask_for_metrics_and_labels_that_exist(metrics, tmp_path):  # noq
             lines = re.findall(r"^%s(?:\{(.*)\})? " % name, metrics, re.M)
             assert lines, "%s: there is no metric %s" % (rule["alert"], name)
             have = set(re.findall(r'(\w+)="', " ".join(lines))) | {"namespace", "service"}
-            assert set(re.findall(r'(\w+)=~?"', labels)) <= have, rule["alert"]
+            assert set(re.findall(r'(\w+)[=!]~?"', labels)) <= have, rule["alert"]
     done = promtool("check", "rules", path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def series(name, labels, rate, own='namespace="default",service="pkmserve"'):
+    """One that grows by so much each 15 s."""
+    return {"series": "pkmserve_%s{%s,%s}" % (name, own, labels), "values": "0+%gx120" % rate}
+
+
+def requests_of(route, code, rate):
+    return series("requests_total", 'route="%s",code="%s"' % (route, code), rate)
+
+
+def rejected_for(reason, rate):
+    return series("requests_rejected_total", 'reason="%s"' % reason, rate)
+
+
+WORK = requests_of("/generate", "200", 100)
+PROBES = [requests_of("/health/ready", "200", 7.5), requests_of("/health/live", "200", 1.5),
+          requests_of("/metrics", "200", 1)]
+# What happens in half an hour, and the alerts among those of shares that it fires.
+STORIES = {
+    "nothing": ([WORK, *PROBES], set()),
+    "a few fail": ([WORK, *PROBES, requests_of("/score", "500", 0.2)], {"PkmserveErrors"}),
+    "hardly any fail": ([WORK, *PROBES, requests_of("/score", "500", 0.05)], set()),
+    "a client has no patience": ([WORK, *PROBES, requests_of("/score", "504", 0.5)], set()),
+    "many are late": ([WORK, *PROBES, requests_of("/score", "504", 2)], {"PkmserveLate"}),
+    "quiet, and all fail": ([requests_of("/generate", "500", 0.005), *PROBES], {"PkmserveErrors"}),
+    "quiet, and all are refused": ([requests_of("/generate", "429", 0.1), *PROBES, rejected_for("queue_full", 0.1)],
+                                   {"PkmserveRefusing"}),
+    "full, and says 503": ([WORK, *PROBES, requests_of("/generate", "503", 5), rejected_for("queue_tokens_full", 5)],
+                           {"PkmserveRefusing"}),
+    "one sends too much": ([WORK, *PROBES, requests_of("/generate", "429", 5), rejected_for("client_limit", 5)],
+                           {"PkmserveClientLimit"}),
+    "wrong requests": ([WORK, *PROBES, requests_of("/generate", "400", 50), rejected_for("invalid", 50)], set()),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_alerts_of_shares_fire_for_what_clients_have_met(story, tmp_path):
+    rules = by_kind(FULL)["PrometheusRule"]["spec"]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules))
+    given, wanted = STORIES[story]
+    expected = []
+    for rule in rules["groups"][0]["rules"]:
+        if rule["alert"] in ("PkmserveRefusing", "PkmserveClientLimit", "PkmserveErrors", "PkmserveLate"):
+            fires = [{"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}]
+            expected.append({"eval_time": "25m", "alertname": rule["alert"],
+                             "exp_alerts": fires if rule["alert"] in wanted else []})
+    assert len(expected) == 4
+    test = {"interval": "15s", "input_series": given, "alert_rule_test": expected}
+    path = tmp_path / "test.yml"
+    path.write_text(yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]}))
+    done = promtool("test", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_shares_are_of_no_probes(replica):  # noqa: F811
+    """Every route that answers for health, by the name that the metrics give it."""
+    import requests
+    rules = by_kind(FULL)["PrometheusRule"]["spec"]["groups"][0]["rules"]
+    left_out, = {route for rule in rules for route in re.findall(r'route!~"([^"]*)"', rule["expr"])}
+    tables = "".join(path.read_text() for path in (ROOT / "server").rglob("routes*.c"))
+    health = re.findall(r'\{"(/[^"]*)", [A-Z_ |]*ROUTE_QUIET', tables)  # those whose requests are not logged
+    assert {"/health", "/livez", "/metrics"} < set(health)
+    for path in health:
+        requests.get(replica.url + path)
+    named = set(re.findall(r'requests_total\{route="([^"]*)"', requests.get(replica.url + "/metrics").text))
+    assert {route for route in named if re.fullmatch(left_out, route)} >= set(health)
+    for path in ("/generate", "/score", "/v1/completions", "/v1/models", "/version", "/", "other"):
+        assert not re.fullmatch(left_out, path)
+
+
+def test_reasons_of_alerts_are_the_servers(metrics):  # noqa: F811
+    have = set(re.findall(r'rejected_total\{reason="([^"]*)"', metrics))
+    for rule in by_kind(FULL)["PrometheusRule"]["spec"]["groups"][0]["rules"]:
+        for reasons in re.findall(r'reason=~?"([^"]*)"', rule["expr"]):
+            assert set(reasons.split("|")) <= have, rule["alert"]
 
 
 def test_the_job_scores_every_nth_line_and_goes_on(tmp_path):
