@@ -210,8 +210,12 @@ def test_the_admin_port_answers_when_the_others_connections_are_used_up(tmp_path
     try:
         replica.wait_ready()
         assert status_of(admin + "/metrics") == 200 and status_of(replica.url + "/metrics") == 404
-        taken = [socket.create_connection(("127.0.0.1", replica.port)) for _ in range(8)]
-        eventually(lambda: status_of(replica.url + "/health/live") != 200, "no connection is left")
+        taken = []
+        for _ in range(4):
+            taken.append(socket.create_connection(("127.0.0.1", replica.port)))
+            taken[-1].sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+            assert taken[-1].recv(100).startswith(b"HTTP/1.1 100 ")  # the head has been read
+        assert status_of(replica.url + "/version") == 503
         assert status_of(admin + "/health/live") == status_of(admin + "/health/ready") == 200
         replica.process.send_signal(signal.SIGTERM)
         eventually(lambda: status_of(admin + "/health/ready") == 503, "not ready while it drains")
