@@ -440,6 +440,7 @@ static enum err_code serve_open(struct server *server, struct err *err)
         .ctx = server};
     enum err_code code = http_start(&server->http, &config, err);
     if (code == ERR_OK && options->admin_port > 0) { /* second: /metrics asks for the first */
+        config.host = options->admin_host;
         config.port = options->admin_port;
         config.max_connections = ADMIN_CONNECTIONS;
         config.max_body_bytes = options->overlay_bytes; /* the only bodies at this port are

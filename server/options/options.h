@@ -90,6 +90,7 @@ struct options {
     const char *host;
     int port;                 /* 0 = take a free one */
     int admin_port;           /* 0 = none */
+    const char *admin_host;   /* the address that it listens on */
     const char *api_key_file; /* "" = no keys are asked for */
     const char *cors;         /* origin of pages that may call; "" = none */
     bool ui;                  /* the web page */

@@ -183,6 +183,9 @@ const struct option_row option_rows[] = {
     INT("admin-port", admin_port, SERVE, "0", 0, 65535,
         "Serve /metrics and /memory/overlays, and health checks too, on this port. 0 serves "
         "everything on the main port."),
+    TEXT("admin-host", admin_host, SERVE, "127.0.0.1",
+         "The address on which admin-port listens. It asks for no key, and whoever reaches it can "
+         "change what others read: 0.0.0.0 is for networks that keep clients away from it."),
     TEXT("api-key-file", api_key_file, SERVE, "",
          "A file with the accepted API keys, one per line; the names of overlays behind a key, "
          "separated by commas, apply to all its requests. SIGHUP reads it again. Without it "

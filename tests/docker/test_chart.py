@@ -148,8 +148,8 @@ def test_containers_that_fetch_may_do_no_more_than_the_server():
 
 
 REFUSED = {
-    "admin-port": "adminPort", "api-key-file": "keys.secret", "device": "gpu.enabled", "drain-delay-s": "drainDelaySeconds",
-    "host": "leave it out", "log-format": "JSON", "metrics-auth": "adminPort", "model": "model.volume", "port": "service.port",
+    "admin-host": "adminPort", "admin-port": "adminPort", "api-key-file": "keys.secret", "device": "gpu.enabled",
+    "drain-delay-s": "drainDelaySeconds", "host": "leave it out", "log-format": "JSON", "metrics-auth": "adminPort", "model": "model.volume", "port": "service.port",
     "served-model-name": "model.servedName", "shutdown-timeout-s": "shutdownTimeoutSeconds"}
 
 
@@ -191,6 +191,7 @@ def test_probes_and_scrapes_go_to_the_admin_port():
     template = kinds["Deployment"]["spec"]["template"]
     container, = template["spec"]["containers"]
     assert environment_of(container)["PKMSERVE_ADMIN_PORT"] == "9000"
+    assert environment_of(container)["PKMSERVE_ADMIN_HOST"] == "0.0.0.0"  # the kubelet asks from outside of the pod
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": 8000, "admin": 9000}
     assert {container[probe]["httpGet"]["port"] for probe in container if probe.endswith("Probe")} == {"admin"}
     assert template["metadata"]["annotations"]["prometheus.io/port"] == "9000"

@@ -1,14 +1,16 @@
 """API keys, the admin port, trace ids: who may ask what, where, and what the log says of it."""
 
 import json
+import re
 import select
 import signal
+import socket
 import subprocess
 
 import pytest
 import requests
 
-from server_harness import PATIENCE, PROGRAM, Server, error_of, eventually, free_port, head, read_answer
+from server_harness import DEMO, PATIENCE, PROGRAM, Server, error_of, eventually, free_port, head, read_answer
 
 LONGEST = "k" * 256
 KEYS = "# ours\nalpha-key\n\n  beta-key  \r\n" + LONGEST
@@ -283,6 +285,23 @@ def test_admin_port_takes_the_metrics_and_gives_no_work(key_file):
         assert "/metrics" in there and "/memory/overlays" in there and "/generate" not in there
         here = get(server, "/").text
         assert "/generate" in here and "/metrics" not in here
+
+
+@pytest.mark.parametrize("flags, there", [((), False), (("--admin-host", "0.0.0.0"), True)])
+def test_the_admin_port_is_for_this_machine_alone_unless_told(flags, there):
+    """It asks for no key. 127.0.0.2 stands for another address of the machine, on which the API may listen."""
+    command = [PROGRAM, "serve", "--model", DEMO, "--port", "0", "--drain-delay-s", "0", "--admin-port"]
+    port = free_port()
+    with subprocess.Popen([*command, str(port), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+        ready = next(line for line in server.stderr if " event=ready " in line)
+        api = int(re.search(r" port=(\d+) ", ready)[1])
+        try:
+            assert requests.get("http://127.0.0.2:%d/health/live" % api, timeout=PATIENCE).status_code == 200
+            assert requests.get("http://127.0.0.1:%d/health/live" % port, timeout=PATIENCE).status_code == 200
+            with socket.socket() as other:
+                assert (other.connect_ex(("127.0.0.2", port)) == 0) is there
+        finally:
+            server.terminate()
 
 
 @pytest.mark.parametrize("text, wanted", [
