@@ -152,16 +152,42 @@ static void jobs_are_used_again(void **state)
     queue_close(&queue);
 }
 
+/* A request that is pushed, and what must come of it. */
+struct push {
+    uint64_t client;
+    bool is_tenant;
+    int64_t n_position;
+    enum err_code code;
+};
+
+/* Into a queue for 1000 positions. */
+static void push_each(const struct push *push, size_t n)
+{
+    struct queue queue;
+    assert_int_equal(open_queue(&queue, 10, 1000, 1), ERR_OK);
+    for (size_t i = 0; i < n; i++) {
+        struct request *const request = new_request(PRIORITY_BULK);
+        request->client = push[i].client;
+        request->is_tenant = push[i].is_tenant;
+        const enum err_code code = queue_push(&queue, request, push[i].n_position, NULL);
+        if (code != push[i].code) {
+            fail_msg("push %zu: expected %s, got %s", i, err_code_name(push[i].code),
+                     err_code_name(code));
+        }
+        request_release(request);
+    }
+    struct job *job = NULL;
+    while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
+        end_job(&queue, job);
+    }
+    queue_close(&queue);
+}
+
 /* The largest waiting request does not keep the others out. */
 static void the_largest_is_refused_first(void **state)
 {
     (void)state;
-    static const struct {
-        uint64_t client;
-        bool is_tenant;
-        int64_t n_position;
-        enum err_code code;
-    } row[] = {
+    static const struct push push[] = {
         {1, false, 5000, ERR_OK}, /* more than the limit, into an empty queue */
         {1, false, 400, ERR_OK},  /* of the same address perhaps another user */
         {2, false, 5000, ERR_QUEUE_TOKENS},
@@ -171,20 +197,25 @@ static void the_largest_is_refused_first(void **state)
         {3, true, 100, ERR_OK},
         {4, true, 1, ERR_QUEUE_TOKENS}, /* now the queue is full for all */
     };
-    struct queue queue;
-    assert_int_equal(open_queue(&queue, 10, 1000, 1), ERR_OK);
-    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-        struct request *const request = new_request(PRIORITY_BULK);
-        request->client = row[i].client;
-        request->is_tenant = row[i].is_tenant;
-        assert_int_equal(queue_push(&queue, request, row[i].n_position, NULL), row[i].code);
-        request_release(request);
-    }
-    struct job *job = NULL;
-    while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
-        end_job(&queue, job);
-    }
-    queue_close(&queue);
+    push_each(push, sizeof push / sizeof push[0]);
+}
+
+/* All that waits of a key counts as one: nor do many small requests keep others out. */
+static void the_key_with_most_waiting_is_refused_first(void **state)
+{
+    (void)state;
+    static const struct push push[] = {
+        {1, true, 250, ERR_OK},
+        {1, true, 250, ERR_OK},
+        {1, true, 250, ERR_OK},
+        {1, true, 250, ERR_OK},
+        {1, true, 1, ERR_QUEUE_TOKENS},
+        {2, true, 600, ERR_OK}, /* as if those of key 1 were not there */
+        {3, true, 401, ERR_QUEUE_TOKENS},
+        {3, true, 400, ERR_OK},
+        {2, true, 1, ERR_QUEUE_TOKENS},
+    };
+    push_each(push, sizeof push / sizeof push[0]);
 }
 
 static void a_key_leaves_waiting_places_to_others(void **state)
@@ -243,6 +274,42 @@ static void the_requests_of_a_class_take_turns(void **state)
     queue_close(&queue);
 }
 
+/* A job that was passed often enough comes first, once: it is passed anew from then on. */
+static void who_was_passed_comes_first_once(void **state)
+{
+    (void)state;
+    struct queue queue;
+    const struct plan_running nothing = {.n_max = 64};
+    struct request *const request[2] = {new_request(PRIORITY_INTERACTIVE),
+                                        new_request(PRIORITY_INTERACTIVE)};
+    assert_int_equal(open_queue(&queue, 2, 1000, 1), ERR_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(queue_push(&queue, request[i], 100, NULL), ERR_OK);
+    }
+    struct job *const lacking = queue.head[0];
+    struct job *const other = lacking->next;
+    lacking->lacked_pages = true;
+    for (int i = 0; i < PLAN_PASS_MAX; i++) {
+        assert_null(queue_pick_passed(&queue, &nothing));
+        queue_admitted(&queue, other, 1);
+    }
+    assert_ptr_equal(queue_pick_passed(&queue, &nothing), lacking);
+    queue_admitted(&queue, lacking, 1);
+    assert_null(queue_pick_passed(&queue, &nothing));
+    queue_ended(lacking);
+    while (other->n_running > 0) {
+        queue_ended(other);
+    }
+    struct job *job = NULL;
+    while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
+        end_job(&queue, job);
+    }
+    for (int i = 0; i < 2; i++) {
+        request_release(request[i]);
+    }
+    queue_close(&queue);
+}
+
 static void count_wake(void *ctx)
 {
     ++*(int *)ctx;
@@ -274,8 +341,10 @@ int main(void)
         cmocka_unit_test(finds_the_cancelled_and_the_late),
         cmocka_unit_test(jobs_are_used_again),
         cmocka_unit_test(the_largest_is_refused_first),
+        cmocka_unit_test(the_key_with_most_waiting_is_refused_first),
         cmocka_unit_test(a_key_leaves_waiting_places_to_others),
         cmocka_unit_test(the_requests_of_a_class_take_turns),
+        cmocka_unit_test(who_was_passed_comes_first_once),
         cmocka_unit_test(no_wake_after_release),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
