@@ -142,6 +142,54 @@ static void traces_grow_with_the_look_ups(void **state)
     }
 }
 
+/* Each kind of result of 10 tokens; a generation has 7 new ones, a score 9 predictions. */
+static void each_array_is_counted(void **state)
+{
+    (void)state;
+    static const struct {
+        enum request_kind kind;
+        int n_top; /* -1: without log-probabilities */
+        bool echo, entropy;
+        int n_target;
+        bool bare;
+        int64_t bytes;
+    } row[] = {
+        {REQUEST_GENERATE, -1, false, false, 0, false, 10 * 4 + 7 * 4},
+        {REQUEST_GENERATE, 0, false, false, 0, false, 10 * 4 + 7 * (4 + 8)},
+        {REQUEST_GENERATE, 3, false, false, 0, false, 10 * 4 + 7 * (4 + 8 + 3 * 8)},
+        {REQUEST_GENERATE, -1, true, false, 0, false, 10 * 4 + 7 * 4},
+        {REQUEST_GENERATE, 0, true, false, 0, false, 10 * 4 + 7 * (4 + 8) + 10 * 8},
+        {REQUEST_GENERATE, 3, true, false, 0, false, 10 * 4 + 7 * (4 + 32) + 10 * 32},
+        {REQUEST_SCORE, 0, false, false, 0, false, 10 * 4 + 9 * 8},
+        {REQUEST_SCORE, 2, false, false, 0, false, 10 * 4 + 9 * (8 + 2 * 8)},
+        {REQUEST_SCORE, 0, false, true, 0, false, 10 * 4 + 9 * (8 + 4)},
+        {REQUEST_SCORE, 0, false, false, 5, false, 10 * 4 + 9 * 8 + 5 * 4},
+        {REQUEST_SCORE, 2, false, true, 5, false, 10 * 4 + 9 * (8 + 2 * 8 + 4) + 5 * 4},
+        {REQUEST_SCORE, 2, false, true, 5, true, 10 * 4 + 9 * 8},
+    };
+    static struct model_info info = {.n_vocab = 100, .context = 4096};
+    struct request_memory *const memory = open_memory(10000, 0);
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        struct request *const request = request_new(row[i].kind, 1);
+        request_use_memory(request, memory);
+        request->sampling = (struct sampling){.max_tokens = 7};
+        request->n_top = row[i].n_top;
+        request->echo = row[i].echo;
+        request->entropy = row[i].entropy;
+        request->n_target = row[i].n_target;
+        request->item[0].bare = row[i].bare;
+        int32_t *const ids = calloc(10, sizeof *ids);
+        assert_int_equal(request_set_item(request, 0, ids, 10, &info, NULL), ERR_OK);
+        if (request_memory_counted(memory) != row[i].bytes) {
+            fail_msg("row %zu: expected %lld bytes, got %lld", i, (long long)row[i].bytes,
+                     (long long)request_memory_counted(memory));
+        }
+        request_release(request);
+        assert_int_equal(request_memory_counted(memory), 0);
+    }
+    request_memory_drop(memory);
+}
+
 /* A request counts its arrays before it allocates them, and gives everything back. */
 static void requests_count_what_they_hold(void **state)
 {
@@ -180,6 +228,7 @@ int main(void)
         cmocka_unit_test(blocks_fill_the_gaps),
         cmocka_unit_test(given_pages_return_to_the_system),
         cmocka_unit_test(traces_grow_with_the_look_ups),
+        cmocka_unit_test(each_array_is_counted),
         cmocka_unit_test(requests_count_what_they_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

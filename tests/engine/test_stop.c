@@ -97,6 +97,27 @@ static void long_texts_and_the_longest_stop(void **state)
     }
 }
 
+/* Also where the kept tail has just moved. */
+static void the_longest_stop_is_found_at_any_place(void **state)
+{
+    (void)state;
+    static char stop[STOP_BYTES_MAX + 1];
+    static char text[4 * STOP_BYTES_MAX + 1];
+    for (int i = 0; i < STOP_BYTES_MAX; i++) {
+        stop[i] = (char)('b' + i % 7);
+    }
+    const char *const stops[] = {stop, NULL};
+    for (int at = 0; at <= 3 * STOP_BYTES_MAX; at++) {
+        memset(text, 'a', (size_t)at);
+        (void)snprintf(text + at, sizeof text - (size_t)at, "%s", stop);
+        const struct stop_match got = scan_text(with_stops(stops), text, 97);
+        if (got.index != 0 || got.begin != at) {
+            fail_msg("expected the stop at %d, got stop %d at %lld", at, got.index,
+                     (long long)got.begin);
+        }
+    }
+}
+
 static void matches_before_min_tokens_do_not_count(void **state)
 {
     (void)state;
@@ -115,6 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_match_wherever_the_text_is_cut),
         cmocka_unit_test(long_texts_and_the_longest_stop),
+        cmocka_unit_test(the_longest_stop_is_found_at_any_place),
         cmocka_unit_test(matches_before_min_tokens_do_not_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
