@@ -1,6 +1,7 @@
 /* A device that runs ahead: a step begins while the one before is computed, and feeds on what that
  * draws. That the results are those of any other device, the tests of the engine show that run on
  * each. */
+#include "engine/overlays_inside.h"
 #include "tests/engine/harness.h"
 
 enum { N_NEW = 20 };
@@ -56,15 +57,22 @@ static void each_step_begins_ahead(void **state)
 }
 
 /* What a penalty makes of the logits depends on the token that is being drawn, and what a trace
- * holds on whether it is the last one. */
+ * holds on whether it is the last one. An overlay's rows are given back when their request ends. */
 static void what_depends_on_the_token_waits_for_it(void **state)
 {
     (void)state;
-    for (int is_traced = 0; is_traced < 2; is_traced++) {
-        struct engine *const engine = open_ahead();
+    enum { PENALTY, TRACE, OVERLAY, N_REASON };
+    for (int reason = 0; reason < N_REASON; reason++) {
+        struct overlay_version version = {.refs = 2}; /* without rows. Never freed */
+        struct engine_options options = harness_options(harness_dir);
+        options.overlay_bytes = reason == OVERLAY ? 4096 : 0;
+        struct engine *const engine = harness_open(&options);
+        device_begin_ahead(engine);
         struct request *const request = harness_generation(1, N_NEW);
-        request->trace_memory = is_traced == 1;
-        request->sampling.presence = is_traced ? 0 : 0.5F;
+        request->trace_memory = reason == TRACE;
+        request->sampling.presence = reason == PENALTY ? 0.5F : 0;
+        request->overlays.version[0] = &version;
+        request->overlays.n = reason == OVERLAY;
         harness_item(engine, request, 0, 1, 5);
         harness_run(engine, request);
         assert_int_equal(request->item[0].n_out, N_NEW);

@@ -1,5 +1,6 @@
 /* The statistics of all traffic are those of the positions that were sampled, and the sample is one
- * position in TOTALS_EVERY. */
+ * position in TOTALS_EVERY; and what else is counted of look-ups. */
+#include "engine/overlays_inside.h"
 #include "engine/pkm_stats.h"
 #include "tests/engine/harness.h"
 
@@ -83,11 +84,74 @@ static void one_position_in_so_many(void **state)
     engine_close(engine);
 }
 
+/* A look-up whose weight is not a number is left out of all sums, which it would spoil for ever. */
+static void what_is_no_number_is_left_out(void **state)
+{
+    (void)state;
+    enum { N_SLOT = 16, N = 4 };
+    static const struct model_info info = {
+        .n_memory = 1, .memory = {{.n_slot = N_SLOT, .shape = {.n_head = 1, .k_top = N}}}};
+    static const int32_t slots[N] = {3, 5, 3, 7};
+    const float weights[N] = {0.5F, NAN, 0.25F, -NAN};
+    struct err err = {0};
+    struct pkm_totals totals;
+    struct pkm_stats got;
+    assert_int_equal(pkm_totals_open(&totals, &info, &err), ERR_OK);
+    pkm_totals_take(&totals, &info, 0, 1, slots, weights);
+    pkm_totals_add(&totals, &info);
+    assert_int_equal(pkm_totals_stats(&totals, &info, 0, &got, &err), ERR_OK);
+    const struct pkm_trace numbers = {
+        .weight = (double[N_SLOT]){[3] = 0.75}, .count = (uint32_t[N_SLOT]){[3] = 2}, .lookups = N};
+    struct pkm_stats expected;
+    assert_int_equal(pkm_stats_of(&numbers, N_SLOT, &expected, NULL), ERR_OK);
+    assert_stats(&got, &expected);
+    pkm_totals_close(&totals);
+
+    struct pkm_counts counts;
+    struct counts head;
+    assert_int_equal(pkm_counts_open(&counts, &info, harness_dir, 1, &err), ERR_OK);
+    pkm_counts_begin(&counts, &info, 0);
+    pkm_counts_add(&counts, &info, 0, 0, slots, weights, N);
+    pkm_counts_head(&counts, &info, &head);
+    const double expected_weight[N_SLOT] = {[3] = 0.75};
+    const int64_t expected_number[2][N_SLOT] = {{[3] = 2}, {[3] = 1}};
+    double weight[N_SLOT];
+    int64_t number[2][N_SLOT];
+    pkm_counts_copy(&counts, &head, 0, COUNTS_WEIGHT, 0, N_SLOT, weight);
+    pkm_counts_copy(&counts, &head, 0, COUNTS_READS, 0, N_SLOT, number[0]);
+    pkm_counts_copy(&counts, &head, 0, COUNTS_DOCUMENTS, 0, N_SLOT, number[1]);
+    assert_memory_equal(weight, expected_weight, sizeof weight);
+    assert_memory_equal(number, expected_number, sizeof number);
+    pkm_counts_close(&counts);
+}
+
+/* Rows for all slots of one of two memories answer the look-ups of that one. */
+static void an_overlay_answers_for_its_own_memory(void **state)
+{
+    (void)state;
+    enum { N_SLOT = 8, N = 5 };
+    static int32_t all[N_SLOT] = {0, 1, 2, 3, 4, 5, 6, 7};
+    static const int32_t slots[N] = {0, 7, 3, 3, 5};
+    static struct overlays overlays;
+    struct overlay_version version = {.info = {.n_memory = 1}, .slots = {{1, N_SLOT, all}}};
+    const struct request_overlays taken = {.version = {&version}, .n = 1};
+    long long n_read = 0;
+    long long n_hit = 0;
+    for (int owner = 0; owner < 2; owner++) {
+        overlays_count(&overlays, &taken, owner, slots, N);
+        overlays_reads(&overlays, &n_read, &n_hit);
+        assert_int_equal(n_read, (owner + 1) * N);
+        assert_int_equal(n_hit, owner * N);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         HARNESS_EACH(totals_are_those_of_the_sample),
         HARNESS_EACH(one_position_in_so_many),
+        cmocka_unit_test(what_is_no_number_is_left_out),
+        cmocka_unit_test(an_overlay_answers_for_its_own_memory),
     };
     return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }

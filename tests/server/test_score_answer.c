@@ -1,5 +1,6 @@
 /* What an answer says of a log-probability that is minus infinity, or not a number: no model at
  * hand gives any, so the results are filled in here. */
+#include "server/api/metrics.h"
 #include "server/score/score_labels.h"
 #include "server/score/score_stream.h"
 
@@ -198,6 +199,19 @@ static void test_impossible_labels(void **state)
     }
 }
 
+/* An impossible token leaves the sum of negative log-probabilities as it is. */
+static void test_the_counted_sum_stays_finite(void **state)
+{
+    (void)state;
+    struct metrics_score score = {0};
+    const double nll[] = {INFINITY, NAN, -INFINITY, 1.5};
+    for (size_t i = 0; i < sizeof nll / sizeof nll[0]; i++) {
+        metrics_add_score(&score, 1, 0, 1, nll[i]);
+    }
+    assert_int_equal(metrics_get(&score.nll_micro), 1500000);
+    assert_int_equal(metrics_get(&score.tokens), 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_all_impossible_has_no_best),
         cmocka_unit_test(test_not_a_number_is_an_error),
         cmocka_unit_test(test_impossible_labels),
+        cmocka_unit_test(test_the_counted_sum_stays_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
