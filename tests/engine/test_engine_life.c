@@ -485,6 +485,113 @@ static void bulk_that_lacks_pages_is_passed_no_more_often(void **state)
     passed_for_want_of_pages(state, PRIORITY_BULK);
 }
 
+/* With room for one small text at a time: exactly PLAN_PASS_MAX pass the large one. */
+static void no_more_than_so_many_pass_who_lacks_pages(void **state)
+{
+    enum { N = PLAN_PASS_MAX + 2 };
+    struct engine_options options = harness_options(harness_dir);
+    options.kv_tokens = 7 * KV_PAGE;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *const first = harness_generation(1, 90);
+    struct request *const large = harness_generation(1, 90);
+    struct request *small[N];
+    harness_item(engine, first, 0, 1, 5);
+    harness_item(engine, large, 0, 2, 5);
+    harness_submit(engine, first, &waiter); /* takes 6 of 7 pages */
+    gate_await(&gate, 1);
+    harness_submit(engine, large, &waiter);
+    for (int i = 0; i < N; i++) {
+        small[i] = harness_generation(1, 1);
+        harness_item(engine, small[i], 0, 10 + i, 5);
+        harness_submit(engine, small[i], &waiter);
+    }
+    gate_allow(&gate, 2 * N + 5); /* two for each where prompts have steps of their own */
+    gate_await(&gate, 2 * N + 6);
+    assert_true(state_of(first) == FINISH_NONE && atomic_load(&large->start_us) == 0);
+    int n_done = 0;
+    for (int i = 0; i < N; i++) {
+        n_done += state_of(small[i]) == FINISH_LENGTH;
+    }
+    assert_int_equal(n_done, PLAN_PASS_MAX);
+    request_cancel(first);
+    request_cancel(large);
+    gate_allow(&gate, -1);
+    for (int i = 0; i < N; i++) {
+        waiter_wait(&waiter, small[i]);
+        request_release(small[i]);
+    }
+    waiter_wait(&waiter, large);
+    request_release(first);
+    request_release(large);
+    engine_close(engine);
+}
+
+/* A request that runs leaves the last pages to others, although its next text would fit there. */
+static void who_runs_leaves_pages_to_others(void **state)
+{
+    struct engine_options options = harness_options(harness_dir);
+    options.shared = true;
+    options.kv_tokens = PLAN_BULK_SHARE * KV_PAGE; /* so one page is left */
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *const large = harness_generation(2, 59);
+    struct request *const small = harness_generation(1, 1);
+    harness_item(engine, large, 0, 1, 5); /* takes 4 of 8 pages */
+    harness_item(engine, large, 1, 2, 5); /* needs as many */
+    harness_item(engine, small, 0, 3, 5); /* needs one */
+    harness_submit(engine, large, &waiter);
+    gate_await(&gate, 1);
+    harness_submit(engine, small, &waiter);
+    gate_allow(&gate, 4);
+    gate_await(&gate, 5);
+    assert_int_equal(state_of(small), FINISH_LENGTH);
+    assert_true(atomic_load(&large->item[0].n_out) > 0);
+    assert_int_equal(atomic_load(&large->item[1].n_out), 0);
+    gate_allow(&gate, -1);
+    waiter_wait(&waiter, large);
+    assert_int_equal(atomic_load(&large->item[1].state), FINISH_LENGTH);
+    assert_all_free(engine);
+    request_release(large);
+    request_release(small);
+    engine_close(engine);
+}
+
+/* Of the places that become free while both classes wait, bulk gets one in PLAN_BULK_SHARE. */
+static void bulk_gets_each_eighth_place(void **state)
+{
+    enum { N_INTERACTIVE = 12, N = N_INTERACTIVE + 1, LONG = 9 };
+    struct engine_options options = harness_options(harness_dir);
+    options.max_seqs = 1;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *request[N + 1];
+    for (int i = 0; i <= N; i++) {
+        request[i] = harness_generation(1, 1); /* a step each */
+        request[i]->priority = i == N ? PRIORITY_BULK : PRIORITY_INTERACTIVE;
+        harness_item(engine, request[i], 0, i, i == N ? LONG : 5);
+        harness_submit(engine, request[i], &waiter);
+        if (i == 0) {
+            gate_await(&gate, 1);
+        }
+    }
+    for (int i = 1; i <= N; i++) {
+        gate_allow(&gate, 1);
+        gate_await(&gate, i + 1);
+        assert_int_equal(gate.last_n_tok, i == PLAN_BULK_SHARE ? LONG : 5);
+    }
+    gate_allow(&gate, -1);
+    for (int i = 0; i <= N; i++) {
+        waiter_wait(&waiter, request[i]);
+        request_release(request[i]);
+    }
+    assert_all_free(engine);
+    engine_close(engine);
+}
+
 /* Traces wait for memory; requests without them, and cancelled ones, do not. */
 static void traces_wait_for_memory(void **state)
 {
@@ -676,6 +783,75 @@ static void wakes_once_per_request_and_step(void **state)
     assert_int_equal(n_step, 10);
     assert_int_equal(waiter.n_wake, 10);
     engine_close(engine);
+}
+
+/* A request of several texts has one first token, and the model's time is part of the busy time. */
+static void times_are_counted_once(void **state)
+{
+    enum { N_TEXT = 4, N_NEW = 3 };
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    const struct engine_stats *const stats = engine_stats(engine);
+    struct request *const request = harness_generation(N_TEXT, N_NEW);
+    for (int i = 0; i < N_TEXT; i++) {
+        harness_item(engine, request, i, i, 8);
+    }
+    harness_run(engine, request);
+    assert_all_free(engine);
+    const struct {
+        const struct histogram *times;
+        int n;
+    } row[] = {
+        {&stats->queue_time, 1},  {&stats->ttft, 1},         {&stats->prefill_time, 1},
+        {&stats->decode_time, 1}, {&stats->e2e, 1},          {&stats->inference_time, 1},
+        {&stats->tpot, N_TEXT},   {&stats->itl, N_TEXT * 2},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        if (atomic_load(&row[i].times->count) != row[i].n) {
+            fail_msg("histogram %zu has %lld times, not %d", i,
+                     (long long)atomic_load(&row[i].times->count), row[i].n);
+        }
+    }
+    assert_true(atomic_load(&stats->model_us) > 0);
+    assert_true(atomic_load(&stats->model_us) <= atomic_load(&stats->busy_us));
+    request_release(request);
+    engine_close(engine);
+}
+
+/* The first step is slow. */
+static void slow_down(void *ctx)
+{
+    struct engine *const engine = ctx;
+    if (atomic_load(&engine->stats.steps) == 0) {
+        (void)snprintf(engine->be->warning, sizeof engine->be->warning, "a test");
+    }
+}
+
+/* What has slowed the device down is told once, not with each step from then on. */
+static void what_slows_the_device_is_told_once(void **state)
+{
+    (void)state;
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open(&options);
+    device_begin(engine);
+    harness_device.submitted = slow_down;
+    harness_device.ctx = engine;
+    struct request *const request = harness_generation(1, 5);
+    harness_item(engine, request, 0, 1, 5);
+    FILE *const log = tmpfile();
+    const int stderr_fd = dup(STDERR_FILENO);
+    CHECK(log != NULL && stderr_fd >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    harness_run(engine, request);
+    engine_close(engine);
+    CHECK(dup2(stderr_fd, STDERR_FILENO) >= 0 && close(stderr_fd) == 0);
+    request_release(request);
+    rewind(log);
+    int n_told = 0;
+    for (char line[600]; fgets(line, sizeof line, log) != NULL;) {
+        n_told += strstr(line, "event=backend_slow why=\"a test\"") != NULL;
+    }
+    assert_int_equal(fclose(log), 0);
+    assert_int_equal(n_told, 1);
 }
 
 /* ---- delivery beside the next step ----------------------------------------------------------- */
@@ -1012,11 +1188,16 @@ int main(void)
         HARNESS_BOTH(many_requests_of_a_key_hold_up_nobody),
         HARNESS_EACH(who_lacks_pages_holds_up_nobody),
         HARNESS_EACH(bulk_that_lacks_pages_is_passed_no_more_often),
+        HARNESS_EACH(no_more_than_so_many_pass_who_lacks_pages),
+        HARNESS_EACH(who_runs_leaves_pages_to_others),
+        HARNESS_EACH(bulk_gets_each_eighth_place),
         HARNESS_EACH(the_first_that_lacks_traces_gets_them_first),
         HARNESS_EACH(bulk_with_traces_has_its_turn),
         HARNESS_EACH(traces_wait_for_memory),
         HARNESS_EACH(the_queue_counts_positions),
         HARNESS_EACH(wakes_once_per_request_and_step),
+        HARNESS_BOTH(times_are_counted_once),
+        cmocka_unit_test(what_slows_the_device_is_told_once),
         cmocka_unit_test(tokens_are_delivered_beside_the_next_step),
         cmocka_unit_test(nothing_stays_undelivered),
         HARNESS_EACH(drain_finishes_what_was_taken),
