@@ -215,6 +215,16 @@ def test_versions_while_requests_run(base, changed):
         # A version is never another content, not even after DELETE.
         assert s.put("acme", base.overlay({0: (slots[:7], "BF16", rows[:7])}))["version"] == 3
         assert s.put("other", base.overlay({0: (slots[:7], "BF16", rows[:7])}))["version"] == 1
+        # Nor after another name has come, for which there was room beside the deleted one.
+        assert s.ask("DELETE", "/memory/overlays/acme").status_code == 200
+        for name, version in (("third", 1), ("acme", 4)):
+            assert s.put(name, base.overlay({0: (slots[:7], "BF16", rows[:7])}))["version"] == version
+
+
+def test_a_file_may_be_larger_than_what_other_bodies_may_take(base):
+    file = base.overlay({0: (np.arange(2000), "F32", np.zeros((2000, 256), "<f4"))})
+    with Admin("--overlay-bytes", str(8 << 20), "--max-buffered-bytes", str(1 << 20), model=base.directory) as s:
+        assert len(file) > 1 << 20 and s.put("large", file)["version"] == 1
 
 
 def test_deleted_names_leave_room_for_others(base):
@@ -335,6 +345,7 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
         for name in ("fix-7", "nobody"):  # a tenant does not learn what others have
             error_of(ask("tenant", overlay=name), 403, "overlay_forbidden", "overlay")
         error_of(ask("tenant", model="demo:fix-7"), 403, "overlay_forbidden", "model")
+        s.counted('requests_rejected_total{reason="auth"}', 3)
         error_of(ask("lost"), 404, "overlay_not_found")
         listed = requests.get(s.url + "/v1/models", headers=bearer("tenant"), timeout=PATIENCE).json()["data"]
         assert [each["id"] for each in listed] == ["demo", "demo:acme"]

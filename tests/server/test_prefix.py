@@ -70,3 +70,5 @@ def test_memory_usage_of_all_traffic():
             assert low <= min(by_weight, by_count) and max(by_weight, by_count) <= high, rows
             # few of the slots that are looked up get much of the weight
             assert by_weight > by_count if name == "memory_kl_nats" else by_weight < by_count, rows
+        s.ok("/score", {"tokens": [[9] + each for each in ENDINGS]})  # of more traffic there are new ones
+        eventually(lambda: s.metric("memory_sampled_positions") > 4 * 102 // 64, "newer statistics")
