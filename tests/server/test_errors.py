@@ -82,6 +82,44 @@ def test_table_is_complete():
         assert not test or re.search(r"^def test_\w*%s" % test[0], source, re.M), where
 
 
+@pytest.fixture(scope="module")
+def narrow():
+    with Server("--max-body-bytes", "1500", "--max-score-tokens", "110", "--max-score-positions", "100") as s:
+        yield s
+
+
+def padded(n):
+    return b'{"text": "A"}'.ljust(n)
+
+
+# What is just within a limit, and what is one more.
+LIMITS = {
+    "body": (padded(1500), padded(1501), 413, "body_too_large"),
+    "body in chunks": ([padded(1000), b" " * 500], [padded(1000), b" " * 501], 413, "body_too_large"),
+    "log-probabilities": ({"tokens": [5] * 55, "logprobs": 7}, {"tokens": [5] * 63, "logprobs": 6}, 400,
+                          "too_many_tokens"),  # 55 * 8 are 4 * 110, and 63 * 7 one more
+    "positions": ({"tokens": [5] * 101}, {"tokens": [5] * 102}, 400, "too_many_tokens"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_is_at_a_limit_is_taken_and_one_more_is_not(narrow, name):
+    within, beyond, status, code = LIMITS[name]
+
+    def send(body):
+        data = json.dumps(body) if isinstance(body, dict) else iter(body) if isinstance(body, list) else body
+        return requests.post(narrow.url + "/score", data=data, timeout=PATIENCE)
+
+    assert send(within).status_code == 200
+    error_of(send(beyond), status, code)
+
+
+def test_the_longest_request_id_comes_back_and_a_longer_one_does_not(server):
+    for n in (128, 129):
+        answer = server.get("/health", headers={"x-request-id": "i" * n})
+        assert answer.status_code == 200 and (answer.headers["x-request-id"] == "i" * n) == (n == 128)
+
+
 def test_full_queue_of_tokens_is_429():
     long = {"prompt": "A", "max_tokens": 300, "ignore_eos": True}
     with Server("--max-seqs", "1", "--max-queue-tokens", "400") as s:
