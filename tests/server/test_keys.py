@@ -222,6 +222,23 @@ class Upload:
         self.socket.sendall(self.data)
 
 
+def test_a_key_that_the_file_has_twice_is_one_client_and_no_other(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("one\none\ntwo\n")
+    with Server("--api-key-file", str(path), "--max-client-requests", "1") as server:
+        def status(key):
+            return server.post("/tokenize", {"prompt": "A"}, headers=bearer(key)).status_code
+
+        begun = head("/tokenize", b'{"prompt":"A"}', extra="Authorization: Bearer one\r\n")[:-1]
+        with Upload(server, begun) as upload:
+            def refused():
+                upload.go_on()
+                return status("one") == 429
+
+            eventually(refused, "the upload counts for its key")
+            assert status("two") == 200
+
+
 @pytest.mark.parametrize("path", ["/generate", "/tokenize"])
 def test_a_clients_uploads_count_from_the_head_on(path):
     """Without keys a client is an address."""
@@ -233,6 +250,8 @@ def test_a_clients_uploads_count_from_the_head_on(path):
 
             eventually(refused, "the upload counts")
             error_of(server.post(path, {"prompt": "A"}), 429, "client_limit")
+            for other in ("/health", "/metrics", "/v1/models"):  # which do no work for it
+                assert server.get(other).status_code == 200, other
         eventually(lambda: server.post(path, {"prompt": "A"}).status_code == 200, "it has left")
 
 
@@ -242,6 +261,12 @@ def test_behind_a_trusted_proxy_the_address_that_it_names_counts():
             return requests.post(server.url + "/tokenize", json={"prompt": "A"}, timeout=PATIENCE,
                                  headers={"X-Forwarded-For": address})
 
+        def named(*lines):
+            given = "".join("X-Forwarded-For: %s\r\n" % line for line in lines)
+            with server.connect() as s:
+                s.sendall(head("/tokenize", b'{"prompt":"A"}', extra=given))
+                return read_answer(s)[0]
+
         begun = head("/tokenize", b'{"prompt":"A"}', extra="X-Forwarded-For: 192.0.2.1\r\n")[:-1]
         with Upload(server, begun) as upload:
             def refused():
@@ -250,7 +275,10 @@ def test_behind_a_trusted_proxy_the_address_that_it_names_counts():
 
             eventually(refused, "the upload counts for its client")
             assert post("192.0.2.2").status_code == 200
-            assert post("192.0.2.1, 192.0.2.2").status_code == 200  # the first part may be a lie
+            assert post("192.0.2.1, 192.0.2.3").status_code == 200  # the first part may be a lie
+            for lines, status in ((["9" * 1020, "192.0.2.1"], 429), (["9" * 1020, "192.0.2.4"], 200),
+                                  (["9" * 2000 + ", 192.0.2.1"], 429), (["9" * 2000 + ", 192.0.2.5"], 200)):
+                assert named(*lines) == status, lines  # ... of any length
     line = subprocess.run([PROGRAM, "serve", "--trusted-proxies", "10.0.0.0/99"], capture_output=True,
                           text=True, timeout=PATIENCE)
     assert line.returncode == 2 and "'10.0.0.0/99'" in line.stderr
