@@ -18,7 +18,8 @@ def test_it_changes_what_it_names_and_nothing_else(server):
     plain = scored(server)
     off = scored(server, ablate=OFF)
     head = scored(server, ablate=[{"memory": 0, "head": 3}])
-    assert len({tuple(row) for row in (plain, off, head)}) == 3
+    more = scored(server, ablate=[{"memory": 0, "scale": 2}])
+    assert len({tuple(row) for row in (plain, off, head, more)}) == 4
     heads = [{"memory": 0, "head": h} for h in range(4)]
     assert scored(server, ablate=heads) == off  # all heads are the memory
     for nothing in ([], None, [{"memory": 0, "scale": 1}], [{"memory": 0, "slots": []}],

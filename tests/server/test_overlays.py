@@ -322,6 +322,15 @@ def test_requests_that_are_refused(server, fields, status, code):
         error_of(server.post(path, {**body, **fields}), status, code)
 
 
+def test_any_two_of_a_requests_overlays_that_share_a_slot_are_named(server, base):
+    server.put("apart", base.overlay({0: ([2], "BF16", base.table(0)[[2]])}))
+    answer = server.post("/score", {"text": "A", "overlay": ["apart", "even", "changed"]})
+    message = error_of(answer, 400, "overlay_mismatch", "overlay")
+    assert "even and changed both have rows for slot 1 of memory 0" in message
+    assert server.post("/score", {"text": "A", "overlay": ["apart", "even", "odd"]}).status_code == 200
+    assert server.ask("DELETE", "/memory/overlays/apart").status_code == 200
+
+
 def test_keys_are_bound_to_overlays(base, changed, tmp_path):
     slots, rows = changed
     directory = tmp_path / "overlays"
