@@ -336,6 +336,36 @@ static void who_waits_takes_over(void **state)
     engine_close(engine);
 }
 
+/* Whose pages they are that a waiting sequence takes: it hears of its own alone. */
+static void who_waits_is_told_of_its_own_pages_only(void **state)
+{
+    struct request *const expected = reference_of(samples, 6, 1);
+    struct engine_options options = harness_options(harness_dir);
+    options.max_batch_tokens = options.max_seqs = 20;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *all[3];
+    for (int i = 0; i < 3; i++) {
+        all[i] = samples(engine, 6, 1);
+        all[i]->owner = i == 1 ? 2 : 1;
+        harness_submit(engine, all[i], &waiter);
+        if (i == 0) {
+            gate_await(&gate, 1); /* it computes before the others come */
+        }
+    }
+    gate_allow(&gate, -1);
+    for (int i = 0; i < 3; i++) {
+        waiter_wait(&waiter, all[i]);
+        assert_same(expected, all[i]);
+        assert_int_equal(all[i]->item[0].n_cached, i == 0 ? 0 : N_PAGE_SHARED);
+        assert_int_equal(all[i]->item[0].n_own, i == 2 ? N_PAGE_SHARED : 0);
+        request_release(all[i]);
+    }
+    request_release(expected);
+    engine_close(engine);
+}
+
 /* Unrelated work goes on while a sequence waits, and who is interactive does not wait for bulk. */
 static void interactive_does_not_wait_for_bulk(void **state)
 {
@@ -501,6 +531,7 @@ int main(void)
         HARNESS_EACH(languages_do_not_share),
         HARNESS_EACH(eviction_under_pressure),
         HARNESS_EACH(who_waits_takes_over),
+        HARNESS_EACH(who_waits_is_told_of_its_own_pages_only),
         HARNESS_EACH(interactive_does_not_wait_for_bulk),
         HARNESS_EACH(windows_come_in_order),
         HARNESS_EACH(failures_leave_nothing_behind),
