@@ -630,6 +630,15 @@ static void test_ranks(void **state)
     assert_int_equal(e.ids[e.n - 1], n_rank + 9);
     assert_true(tokenizer_is_control(t, n_rank) && !tokenizer_is_control(t, n_rank - 1));
     encoded_free(&e);
+    static const char named[] = "<|begin_of_text|><|end_of_text|><|start_header_id|>"
+                                "<|end_header_id|><|eot_id|>";
+    static const int places[] = {0, 1, 6, 7, 9};
+    e = encode(t, named, sizeof named - 1, true);
+    assert_int_equal(e.n, sizeof places / sizeof *places);
+    for (size_t i = 0; i < e.n; i++) {
+        assert_int_equal(e.ids[i], n_rank + places[i]);
+    }
+    encoded_free(&e);
     e = encode(t, hello, sizeof hello - 1, false);
     size_t n = 0;
     char *const back = decode(t, e.ids, e.n, false, &n);
