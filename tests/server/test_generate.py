@@ -53,6 +53,7 @@ def test_absent_seed_is_drawn_and_returned(server):
     a = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8})
     b = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8})
     assert a["seed"] != b["seed"]
+    assert max(a["seed"], b["seed"]) < 2**53  # which readers of JSON that have doubles alone keep
     again = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 8, "seed": a["seed"]})
     assert again["choices"] == a["choices"]
 
@@ -162,6 +163,17 @@ def test_stop_string_ends_and_is_cut_also_across_tokens(server):
                                    "ignore_eos": True, "stop": [stop, "\u2603"],
                                    "include_stop": True})["choices"][0]
     assert kept["text"] == text[:text.index(stop)] + stop
+
+
+def test_a_stop_string_ends_with_the_last_of_the_min_tokens_but_not_before(server):
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    whole = server.ok("/generate", {**body, "logprobs": 0})["choices"][0]
+    pieces = [bytes(token["bytes"]).decode() for token in whole["logprobs"]]
+    k = next(k for k in range(3, 24) if whole["text"].index(pieces[k - 1]) == whole["logprobs"][k - 1]["offset"])
+    for min_tokens, ends in ((0, True), (k, True), (k + 1, False)):
+        got = server.ok("/generate", {**body, "stop": pieces[k - 1], "min_tokens": min_tokens})["choices"][0]
+        assert (got["finish_reason"] == "stop" and len(got["token_ids"]) == k) == ends, (min_tokens, got)
+        assert ends or len(got["token_ids"]) > k
 
 
 def test_stop_token_id_ends_and_is_not_shown(server):
@@ -321,6 +333,8 @@ WRONG = [
     ({"prompt": "a", "allowed_token_ids": [9999]}, "token_out_of_range", "allowed_token_ids"),
     ({"prompt": "a", "allowed_token_ids": [1] * 1025}, "invalid_value", "allowed_token_ids"),
     ({"prompt": "a", "allowed_token_ids": [1], "min_tokens": 1}, "conflicting_fields", "allowed_token_ids"),
+    ({"prompt": "a", "allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "conflicting_fields",
+     "allowed_token_ids"),
     ({"prompt": "a", "language": "en"}, "unsupported_parameter", "language"),
     ({"prompt": "a", "lang": "en"}, "unsupported_parameter", "lang"),
     ({"prompt": "a", "seed": -1}, "invalid_value", "seed"),

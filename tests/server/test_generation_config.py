@@ -53,6 +53,11 @@ def test_what_a_request_says_holds(recommending):
     assert params(recommending, temperature=0) == RECOMMENDED | {"temperature": 0}
 
 
+def test_a_recommended_top_k_beyond_the_vocabulary_leaves_nothing_out(tmp_path):
+    with Server(model=model_with(tmp_path / "demo", '{"top_k": 5000}')) as s:
+        assert params(s)["top_k"] == 0
+
+
 def test_info_shows_the_defaults(recommending):
     defaults = recommending.get("/info").json()["defaults"]
     assert {name: defaults[name] for name in NAMES} == RECOMMENDED
