@@ -1,6 +1,7 @@
 """A model without a tokenizer, with two languages and two memories: ids in, ids out."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -99,6 +100,12 @@ def test_language_by_name_and_id(server):
     french = server.ok("/generate", {"prompt": IDS, "max_tokens": 3, "temperature": 0,
                                      "logprobs": 0, "language": "fr"})
     assert english["choices"] != french["choices"]
+    labels = {"query": IDS, "items": [[]], "label_token_ids": [5, 9], "apply_softmax": False}
+    for lang in (0, 1):
+        got = server.ok("/v1/score", {**labels, "lang": lang})["scores"][0]
+        due = server.ok("/score", {"tokens": IDS, "target_ids": [5, 9], "lang": lang})["results"][0]
+        assert got == pytest.approx([math.exp(t["logprob"]) for t in due["target_logprobs"]], rel=1e-6)
+    assert got != pytest.approx(server.ok("/v1/score", labels)["scores"][0], rel=1e-3)
     for wrong in ("de", 2, -1, True, 1.5, ["en"]):
         message = error_of(server.post("/score", {"tokens": IDS, "language": wrong}), 400,
                            "invalid_value", "language")

@@ -59,6 +59,13 @@ def test_an_empty_prompt_starts_from_bos(server):
     assert got["usage"]["prompt_tokens"] == 1
 
 
+def test_a_prompt_may_fill_the_context(server):
+    context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    body = {"query": [20] * (context - 1), "items": [[30]], "label_token_ids": LABELS}
+    assert server.ok("/v1/score", body)["usage"]["prompt_tokens"] == context
+    error_of(server.post("/v1/score", {**body, "items": [[30], [30, 40]]}), 400, "context_length_exceeded", "items")
+
+
 GOOD = {"query": "a", "items": ["b"], "label_token_ids": [5]}
 WRONG = [
     ({k: v for k, v in GOOD.items() if k != "query"}, "missing_field", "query"),
