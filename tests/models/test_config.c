@@ -29,6 +29,10 @@ static const char *const VALID =
 #define IN "\"place\": \"in\""
 #define AFTER "\"place\": \"after\""
 
+/* What a memory of memory_llama must have, and what makes its table one of experts. */
+#define MEMORY "\"n_head\": 2, \"k_top\": 4, \"n_key\": 8, \"d_key\": 8, \"n_slot\": 64"
+#define EXPERTS ", \"experts\": true"
+
 /* VALID with the first occurrence of old replaced. Owner: the caller. */
 static char *replace(const char *old, const char *new)
 {
@@ -281,7 +285,43 @@ static void test_refuses_too_many_memories(void **state)
     free(whole);
 }
 
-/* The message of a key from outside stays one printable line. */
+static void test_memory_llama(void **state)
+{
+    static const char *const valid =
+        "{\"model_type\": \"memory_llama\", \"vocab_size\": 40, \"d_model\": 16, \"n_layer\": 4, "
+        "\"n_head\": 4, \"n_kv_head\": 2, \"d_head\": 4, \"d_ff\": 24, \"max_position\": 64, "
+        "\"rope_theta\": 500, \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, "
+        "\"low_freq_factor\": %s, \"high_freq_factor\": %s, "
+        "\"original_max_position_embeddings\": 16}, \"norm_eps\": 1e-5, \"tie_output\": true, "
+        "\"memories\": [{\"layer\": 1, " MEMORY "%s}, {\"layer\": 2, " MEMORY
+        ", \"values_of\": 0%s}]}";
+    static const struct {
+        const char *low, *high, *first, *second, *message; /* NULL: taken */
+    } rows[] = {
+        {"1", "4", "", "", NULL},
+        {"4", "4.001", "", "", NULL},
+        {"4", "4", "", "", "high_freq_factor is 4, not above low_freq_factor 4"},
+        {"1", "4", EXPERTS, EXPERTS, NULL},
+        {"1", "4", EXPERTS, "",
+         "memories[1].d_value is 16, but the table of memories[0] has 16 columns of experts"},
+        {"1", "4", "", EXPERTS,
+         "memories[1].d_value is 16 of experts, but the table of memories[0] has 16 columns"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        static struct config config;
+        struct err err;
+        char text[1024];
+        (void)snprintf(text, sizeof text, valid, rows[i].low, rows[i].high, rows[i].first,
+                       rows[i].second);
+        if (rows[i].message != NULL) {
+            refuse_text(text, rows[i].message, rows[i].message);
+        } else if (parse(text, &config, &err) != ERR_OK) {
+            fail_msg("%s: %s", text, err.message);
+        }
+    }
+}
+
 static void test_all_attention(void **state)
 {
     static struct config c;
@@ -317,6 +357,7 @@ static void test_all_attention(void **state)
     }
 }
 
+/* The message of a key from outside stays one printable line. */
 static void test_message_is_one_line(void **state)
 {
     static struct config config;
@@ -368,6 +409,7 @@ int main(void)
         cmocka_unit_test(test_reads_memory_options),
         cmocka_unit_test(test_refuses_what_is_no_object),
         cmocka_unit_test(test_refuses_too_many_memories),
+        cmocka_unit_test(test_memory_llama),
         cmocka_unit_test(test_all_attention),
         cmocka_unit_test(test_message_is_one_line),
         cmocka_unit_test(test_file_limits),
