@@ -39,28 +39,32 @@ static bool watch_make_room(struct watch *watch)
 {
     const int64_t now_us = clock_now_us();
     struct watch_conn *first = NULL;
-    double least = 1.5;
-    for (int i = 0; i < watch->config.n_conn; i++) {
-        struct watch_conn *const conn = &watch->conn[i];
-        pthread_mutex_lock(&conn->mutex);
-        const double left = watch_time_left(conn, now_us);
-        if (left < least) {
-            first = conn;
-            least = left;
+    bool is_shut = false;
+    do {
+        double least = 1.5;
+        first = NULL;
+        for (int i = 0; i < watch->config.n_conn; i++) {
+            struct watch_conn *const conn = &watch->conn[i];
+            pthread_mutex_lock(&conn->mutex);
+            const double left = watch_time_left(conn, now_us);
+            if (left < least) {
+                first = conn;
+                least = left;
+            }
+            pthread_mutex_unlock(&conn->mutex);
         }
-        pthread_mutex_unlock(&conn->mutex);
-    }
-    if (first == NULL) {
-        return false;
-    }
-    pthread_mutex_lock(&first->mutex);
-    const bool waits = watch_time_left(first, now_us) <= least; /* still the same wait */
-    if (waits) {
-        first->deadline_us = 0;
-        (void)shutdown(first->fd, SHUT_RDWR);
-    }
-    pthread_mutex_unlock(&first->mutex);
-    return waits;
+        if (first !=
+            NULL) { /* it may have sent its head meanwhile, or another thread has shut it */
+            pthread_mutex_lock(&first->mutex);
+            is_shut = watch_time_left(first, now_us) <= least;
+            if (is_shut) {
+                first->deadline_us = 0;
+                (void)shutdown(first->fd, SHUT_RDWR);
+            }
+            pthread_mutex_unlock(&first->mutex);
+        }
+    } while (first != NULL && !is_shut);
+    return is_shut;
 }
 
 struct watch_conn *watch_take(struct watch *watch, int fd)

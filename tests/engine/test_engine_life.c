@@ -592,6 +592,50 @@ static void bulk_gets_each_eighth_place(void **state)
     engine_close(engine);
 }
 
+/* A step longer than its target is under way. */
+static void outlast_the_target(const struct engine_options *options)
+{
+    const int64_t end_us = clock_now_us() + 2000 * options->bulk_step_ms;
+    while (clock_now_us() < end_us) {
+    }
+}
+
+/* Where others' tokens waited too long for a prompt, the next one comes in pieces. */
+static void prompts_do_not_stretch_the_tokens_of_others(void **state)
+{
+    enum { LONG = PLAN_PROMPT_MIN + 26 };
+    struct engine_options options = harness_options(harness_dir);
+    options.max_batch_tokens = 3 * LONG;
+    options.bulk_step_ms = 1;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *request[3];
+    /* A step each: the first prompt; its token beside all of the second one; tokens beside as much
+     * of the third as is always allowed; and beside its rest. */
+    static const int n_tok[] = {5, 1 + LONG, 2 + PLAN_PROMPT_MIN, 2 + LONG - PLAN_PROMPT_MIN};
+    for (int i = 0; i < 4; i++) {
+        if (i < 3) {
+            request[i] = harness_generation(1, 6);
+            harness_item(engine, request[i], 0, i + 1, i == 0 ? 5 : LONG);
+            harness_submit(engine, request[i], &waiter);
+        }
+        if (i > 0) {
+            gate_allow(&gate, 1);
+        }
+        gate_await(&gate, i + 1);
+        assert_int_equal(gate.last_n_tok, n_tok[i]);
+        outlast_the_target(&options);
+    }
+    gate_allow(&gate, -1);
+    for (int i = 0; i < 3; i++) {
+        waiter_wait(&waiter, request[i]);
+        request_release(request[i]);
+    }
+    assert_all_free(engine);
+    engine_close(engine);
+}
+
 /* Traces wait for memory; requests without them, and cancelled ones, do not. */
 static void traces_wait_for_memory(void **state)
 {
@@ -1191,6 +1235,7 @@ int main(void)
         HARNESS_EACH(no_more_than_so_many_pass_who_lacks_pages),
         HARNESS_EACH(who_runs_leaves_pages_to_others),
         HARNESS_EACH(bulk_gets_each_eighth_place),
+        HARNESS_BOTH(prompts_do_not_stretch_the_tokens_of_others),
         HARNESS_EACH(the_first_that_lacks_traces_gets_them_first),
         HARNESS_EACH(bulk_with_traces_has_its_turn),
         HARNESS_EACH(traces_wait_for_memory),
