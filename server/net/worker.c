@@ -10,7 +10,7 @@
 struct worker_thread {
     struct worker *worker; /* Borrowed */
     pthread_t id;
-    bool only_short;
+    size_t max_bytes; /* of the bodies that it takes */
 };
 
 struct worker {
@@ -25,10 +25,10 @@ struct worker {
 
 /* The first task that the thread may take, removed from the queue; NULL if there is none. Under the
  * mutex. */
-static struct worker_task *worker_take(struct worker *worker, bool only_short)
+static struct worker_task *worker_take(struct worker *worker, size_t max_bytes)
 {
     struct worker_task **at = &worker->first;
-    while (*at != NULL && only_short && (*at)->bytes > WORKER_SHORT_BYTES) {
+    while (*at != NULL && (*at)->bytes > max_bytes) {
         at = &(*at)->next;
     }
     struct worker_task *const task = *at;
@@ -44,7 +44,7 @@ static void *worker_run(void *arg)
     struct worker *const worker = thread->worker;
     pthread_mutex_lock(&worker->mutex);
     for (;;) {
-        struct worker_task *const task = worker_take(worker, thread->only_short);
+        struct worker_task *const task = worker_take(worker, thread->max_bytes);
         if (task != NULL) {
             pthread_mutex_unlock(&worker->mutex);
             task->run(task); /* after this call the task may no longer exist */
@@ -74,7 +74,9 @@ enum err_code worker_open(struct worker **worker, int n_thread, struct err *err)
     CHECK(pthread_mutex_init(&w->mutex, NULL) == 0 && pthread_cond_init(&w->changed, NULL) == 0);
     for (int i = 0; i < n_thread; i++) {
         thread[i].worker = w;
-        thread[i].only_short = i > 0 && i == n_thread - 1;
+        thread[i].max_bytes = i == 0              ? SIZE_MAX
+                              : i == n_thread - 1 ? WORKER_PROMPT_BYTES
+                                                  : WORKER_SHORT_BYTES;
         if (pthread_create(&thread[i].id, NULL, worker_run, &thread[i]) != 0) {
             worker_close(w);
             return err_set(err, ERR_MEMORY, "%d worker threads cannot be started", n_thread);

@@ -6,9 +6,9 @@
  *
  * Short bodies go first, but none waits for ever: a body is queued as if it had come later by the
  * time that it takes to read, so bodies that come after that time are read after it. The bodies of
- * one client are queued one behind the other, so that those of others come between. If there are
- * several threads, one of them takes no body above WORKER_SHORT_BYTES, so that a series of very
- * long ones does not hold up all others. */
+ * one client are queued one behind the other, so that those of others come between. The first
+ * thread takes bodies of any length, others none above WORKER_SHORT_BYTES and the last of several
+ * none above WORKER_PROMPT_BYTES, so that long ones do not hold up all others. */
 #ifndef SERVER_WORKER_H
 #define SERVER_WORKER_H
 
@@ -20,6 +20,7 @@
 
 enum {
     WORKER_SHORT_BYTES = 1 << 20,
+    WORKER_PROMPT_BYTES = 64 * 1024,
     WORKER_BYTES_PER_US = 1, /* about what a body's reading takes; tokenising is most of it */
 };
 

@@ -219,9 +219,9 @@ const struct option_row option_rows[] = {
         "per second. 0 allows any rate."),
     INT("read-window-s", read_window_s, SERVE, "30", 1, 3600,
         "The time over which --min-read-rate is measured."),
-    INT("body-threads", body_threads, SERVE, "2", 1, 64,
-        "The number of threads that read request bodies of 64 KiB and more. If there are "
-        "several, one of them takes only bodies up to 1 MiB."),
+    INT("body-threads", body_threads, SERVE, "3", 1, 64,
+        "The number of threads that read request bodies of 4 KiB and more. The first takes bodies "
+        "of any length, others up to 1 MiB, and the last of several up to 64 KiB."),
     CHOICE("overload-status", overload_status, SERVE, "429", "429|503",
            "The status of a refusal due to load. Some load balancers try another server only "
            "on 503."),

@@ -371,7 +371,8 @@ def test_no_client_takes_the_pods_memory(name, replica, options):
 
     parts = [115e6, requests.get(replica.url + "/info").json()["memory"]["kv_bytes"],
              bound("memory-trace-bytes"), bound("max-request-bytes"), bound("max-buffered-bytes"),
-             231 * (bound("max-body-bytes") + (bound("body-threads") - 1) * min(bound("max-body-bytes"), 1 << 20)),
+             231 * (bound("max-body-bytes") + (bound("body-threads") - 2) * min(bound("max-body-bytes"), 1 << 20)),
+             231 * 64 * 1024,
              231 * 4 * 4096, bound("max-connections") * 32 * 1024]
     limit, = re.findall(r"^(\d+)Gi$", container["resources"]["limits"]["memory"])
     assert sum(parts) < int(limit) << 30, parts

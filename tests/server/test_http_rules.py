@@ -331,14 +331,15 @@ def test_of_long_bodies_the_shorter_is_read_first():
         first.close(), second.close(), third.close()
 
 
-def test_one_thread_is_kept_for_the_shorter_of_long_bodies():
-    with Server("--body-threads", "2") as s:
+@pytest.mark.parametrize("threads, n", [("2", 20000), ("3", 200000)])
+def test_one_thread_is_kept_for_the_shorter_of_long_bodies(threads, n):
+    with Server("--body-threads", threads) as s:
         slow = [s.connect() for _ in range(3)]
         for c in slow:
             c.sendall(head("/tokenize", SLOW))
         eventually(lambda: s.metric("long_bodies_unread") >= 2, "they are here")
         with s.connect() as c:
-            c.sendall(head("/score", json.dumps({"text": "a " * 40000, "timeout_ms": 1}).encode()))
+            c.sendall(head("/score", json.dumps({"text": "a " * n, "timeout_ms": 1}).encode()))
             assert read_answer(c)[0] in (200, 504)
         assert s.metric("long_bodies_unread") >= 1, "it waited for those before it"
         for c in slow:
