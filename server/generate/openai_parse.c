@@ -88,8 +88,9 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
     fields_bool(fields, "add_special_tokens", NULL, &special);
     fields_int(fields, "max_tokens", "max_completion_tokens", 0, INT32_MAX, &max_tokens);
     if (max_tokens == 0 && !job->echo && job->prompt_logprobs < 0) {
-        (void)api_error_set(fields->error, 400, "invalid_value", "max_tokens",
-                            "max_tokens is 0, but without echo must be at least 1");
+        (void)api_error_set(
+            fields->error, 400, "invalid_value", "max_tokens",
+            "max_tokens is 0, but without echo or prompt_logprobs must be at least 1");
     }
     return generate_read_prompt(fields, job, "prompt", special, limits) &&
            generate_fit(fields, job, sampling, limits, "max_tokens", max_tokens, OPENAI_MAX_TOKENS);
