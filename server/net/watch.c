@@ -33,37 +33,43 @@ static double watch_time_left(const struct watch_conn *conn, int64_t now_us)
                                            : 2;
 }
 
+/* The connection that has the least of its time left, which is *left; NULL: none waits for a head. */
+static struct watch_conn *watch_most_idle(struct watch *watch, int64_t now_us, double *left)
+{
+    struct watch_conn *first = NULL;
+    *left = 1.5;
+    for (int i = 0; i < watch->config.n_conn; i++) {
+        struct watch_conn *const conn = &watch->conn[i];
+        pthread_mutex_lock(&conn->mutex);
+        const double own = watch_time_left(conn, now_us);
+        if (own < *left) {
+            first = conn;
+            *left = own;
+        }
+        pthread_mutex_unlock(&conn->mutex);
+    }
+    return first;
+}
+
 /* Shuts the connection that has the least of its time left: one that has said nothing has less time
  * than one that is kept. false: no connection waits for a head. */
 static bool watch_make_room(struct watch *watch)
 {
     const int64_t now_us = clock_now_us();
-    struct watch_conn *first = NULL;
+    double left = 0;
+    struct watch_conn *conn = watch_most_idle(watch, now_us, &left);
     bool is_shut = false;
-    do {
-        double least = 1.5;
-        first = NULL;
-        for (int i = 0; i < watch->config.n_conn; i++) {
-            struct watch_conn *const conn = &watch->conn[i];
-            pthread_mutex_lock(&conn->mutex);
-            const double left = watch_time_left(conn, now_us);
-            if (left < least) {
-                first = conn;
-                least = left;
-            }
-            pthread_mutex_unlock(&conn->mutex);
+    while (conn != NULL && !is_shut) {
+        pthread_mutex_lock(&conn->mutex);
+        /* Unless it has sent its head meanwhile, or another thread has shut it. */
+        is_shut = watch_time_left(conn, now_us) <= left;
+        if (is_shut) {
+            conn->deadline_us = 0;
+            (void)shutdown(conn->fd, SHUT_RDWR);
         }
-        if (first !=
-            NULL) { /* it may have sent its head meanwhile, or another thread has shut it */
-            pthread_mutex_lock(&first->mutex);
-            is_shut = watch_time_left(first, now_us) <= least;
-            if (is_shut) {
-                first->deadline_us = 0;
-                (void)shutdown(first->fd, SHUT_RDWR);
-            }
-            pthread_mutex_unlock(&first->mutex);
-        }
-    } while (first != NULL && !is_shut);
+        pthread_mutex_unlock(&conn->mutex);
+        conn = is_shut ? conn : watch_most_idle(watch, now_us, &left);
+    }
     return is_shut;
 }
 
