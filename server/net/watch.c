@@ -33,7 +33,7 @@ static double watch_time_left(const struct watch_conn *conn, int64_t now_us)
                                            : 2;
 }
 
-/* The connection that has the least of its time left, which is *left; NULL: none waits for a head. */
+/* The connection that has the least of its time left, namely *left; NULL: none waits for a head. */
 static struct watch_conn *watch_most_idle(struct watch *watch, int64_t now_us, double *left)
 {
     struct watch_conn *first = NULL;
@@ -51,33 +51,36 @@ static struct watch_conn *watch_most_idle(struct watch *watch, int64_t now_us, d
     return first;
 }
 
-/* Shuts the connection that has the least of its time left: one that has said nothing has less time
- * than one that is kept. false: no connection waits for a head. */
-static bool watch_make_room(struct watch *watch)
+/* All places are taken: shuts the connection that has the least of its time left, for another one.
+ * One that has said nothing has less time than one that is kept. Returns whether the other one is
+ * surplus: no connection waits for a head, or the one that was shut was surplus itself. */
+static bool watch_replace(struct watch *watch)
 {
     const int64_t now_us = clock_now_us();
     double left = 0;
     struct watch_conn *conn = watch_most_idle(watch, now_us, &left);
     bool is_shut = false;
+    bool is_surplus = true;
     while (conn != NULL && !is_shut) {
         pthread_mutex_lock(&conn->mutex);
         /* Unless it has sent its head meanwhile, or another thread has shut it. */
         is_shut = watch_time_left(conn, now_us) <= left;
         if (is_shut) {
+            is_surplus = conn->surplus;
             conn->deadline_us = 0;
             (void)shutdown(conn->fd, SHUT_RDWR);
         }
         pthread_mutex_unlock(&conn->mutex);
         conn = is_shut ? conn : watch_most_idle(watch, now_us, &left);
     }
-    return is_shut;
+    return is_surplus;
 }
 
 struct watch_conn *watch_take(struct watch *watch, int fd)
 {
     const int n = watch->config.n_conn;
-    const bool has_room =
-        atomic_load(&watch->n_used) < watch->config.max_connections || watch_make_room(watch);
+    const bool is_full = atomic_fetch_add(&watch->n_used, 1) >= watch->config.max_connections;
+    const bool is_surplus = is_full && watch_replace(watch);
     const unsigned start = (unsigned)atomic_fetch_add(&watch->search, 1);
     for (int i = 0; i < n; i++) {
         struct watch_conn *const conn = &watch->conn[(start + (unsigned)i) % (unsigned)n];
@@ -89,14 +92,14 @@ struct watch_conn *watch_take(struct watch *watch, int fd)
             conn->generation++;
             conn->ended = false;
             conn->deadline_us = clock_now_us() + watch->config.header_timeout_s * 1000000LL;
-            conn->surplus = !has_room;
-            (void)atomic_fetch_add(&watch->n_used, 1);
+            conn->surplus = is_surplus;
         }
         pthread_mutex_unlock(&conn->mutex);
         if (is_free) {
             return conn;
         }
     }
+    (void)atomic_fetch_sub(&watch->n_used, 1);
     return NULL;
 }
 
