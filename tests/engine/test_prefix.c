@@ -305,15 +305,21 @@ static void eviction_under_pressure(void **state)
 
 /* ---- who computes -------------------------------------------------------------------------- */
 
+/* Steps of 20 rows, of which a prompt takes several. */
+static struct engine *open_narrow(void **state, struct gate *gate, struct waiter *waiter)
+{
+    struct engine_options options = harness_options(harness_dir);
+    options.max_batch_tokens = options.max_seqs = 20;
+    return harness_open_gated(state, &options, gate, waiter);
+}
+
 /* The first of two leaves with its prompt half done: the second takes over from where it came. */
 static void who_waits_takes_over(void **state)
 {
     struct request *const expected = reference_of(samples, 6, 1);
-    struct engine_options options = harness_options(harness_dir);
-    options.max_batch_tokens = options.max_seqs = 20;
     struct gate gate;
     struct waiter waiter;
-    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct engine *const engine = open_narrow(state, &gate, &waiter);
     struct request *const first = samples(engine, 6, 1);
     struct request *const second = samples(engine, 6, 1);
     harness_submit(engine, first, &waiter);
@@ -340,11 +346,9 @@ static void who_waits_takes_over(void **state)
 static void who_waits_is_told_of_its_own_pages_only(void **state)
 {
     struct request *const expected = reference_of(samples, 6, 1);
-    struct engine_options options = harness_options(harness_dir);
-    options.max_batch_tokens = options.max_seqs = 20;
     struct gate gate;
     struct waiter waiter;
-    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct engine *const engine = open_narrow(state, &gate, &waiter);
     struct request *all[3];
     for (int i = 0; i < 3; i++) {
         all[i] = samples(engine, 6, 1);
@@ -370,11 +374,9 @@ static void who_waits_is_told_of_its_own_pages_only(void **state)
 static void interactive_does_not_wait_for_bulk(void **state)
 {
     struct request *const expected = reference_of(samples, 7, 1);
-    struct engine_options options = harness_options(harness_dir);
-    options.max_batch_tokens = options.max_seqs = 20;
     struct gate gate;
     struct waiter waiter;
-    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct engine *const engine = open_narrow(state, &gate, &waiter);
     struct request *const bulk = samples(engine, 7, 2);
     bulk->priority = PRIORITY_BULK;
     struct request *const quick = samples(engine, 7, 1);
