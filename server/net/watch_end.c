@@ -53,6 +53,12 @@ void watch_refuse_locked(struct watch_conn *conn, const struct api_error *error)
     conn->deadline_us = clock_now_us() + WATCH_LINGER_S * 1000000LL;
 }
 
+void watch_cut_locked(struct watch_conn *conn, const struct api_error *error)
+{
+    watch_refuse_locked(conn, error);
+    conn->deadline_us = clock_now_us() + WATCH_TICK_MS * INT64_C(1000);
+}
+
 void watch_refuse(struct watch_conn *conn, const struct api_error *error)
 {
     pthread_mutex_lock(&conn->mutex);
@@ -72,9 +78,7 @@ void watch_end(struct watch_conn *conn, const struct api_error *error)
 {
     pthread_mutex_lock(&conn->mutex);
     if (conn->state == CONN_BODY) {
-        watch_refuse_locked(conn, error);
-        conn->deadline_us =
-            clock_now_us() + WATCH_TICK_MS * INT64_C(1000); /* its memory is wanted */
+        watch_cut_locked(conn, error);
     } else if (conn->state == CONN_ANSWER) {
         watch_end_locked(conn, error->code);
     }

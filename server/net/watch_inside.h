@@ -43,8 +43,11 @@ struct watch {
     atomic_int search; /* where the search for a free entry begins */
 };
 
-/* As watch_refuse and watch_end (watch_end.c), under the entry's mutex; the second while ANSWER. */
+/* As watch_refuse and watch_end (watch_end.c), under the entry's mutex: the first two while BODY,
+ * the last while ANSWER. One that is cut off has little time to read why: its place or memory is
+ * wanted. */
 void watch_refuse_locked(struct watch_conn *conn, const struct api_error *error);
+void watch_cut_locked(struct watch_conn *conn, const struct api_error *error);
 void watch_end_locked(struct watch_conn *conn, const char *code);
 
 #endif

@@ -601,14 +601,12 @@ def test_who_takes_next_to_nothing_of_an_answer_is_given_up():
 
 
 def test_too_many_connections_get_503_but_health_is_answered():
-    """All places are in use by requests: an eleventh connection is told so, and may ask how the server is."""
-    with Server("--max-connections", "10") as server:
+    """All places are in use by requests: a fourth connection is told so, and may ask how the server is."""
+    with Server("--max-connections", "3", "--min-read-rate", "0") as server:
         server.session.close()
-        held = []
-        for _ in range(10):
-            held.append(server.connect())
-            held[-1].sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
-            assert held[-1].recv(100).startswith(b"HTTP/1.1 100 ")  # the head has been read
+        held = [unread(server, {"inputs": "a b " * 100000}) for _ in range(3)]
+        for s in held:
+            s.recv(1, socket.MSG_PEEK)  # it is answered
 
         def answer(path):
             with server.connect() as s:
@@ -624,6 +622,33 @@ def test_too_many_connections_get_503_but_health_is_answered():
         for s in held:
             s.close()
         eventually(lambda: server.get("/version").status_code == 200, "connections are free again")
+
+
+def test_slow_uploads_make_room():
+    """Who sends heads and then no bodies keeps nobody out: the oldest upload goes, and is told so."""
+    with Server("--max-connections", "3") as server:
+        server.session.close()
+        uploads = []
+        for _ in range(3):
+            uploads.append(server.connect())
+            uploads[-1].sendall(b"POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Length: 15\r\n"
+                                b"Expect: 100-continue\r\n\r\n")
+            assert uploads[-1].recv(100).startswith(b"HTTP/1.1 100 ")  # the head has been read
+
+        def version():
+            with server.connect() as s:
+                s.sendall(head("/version", b"", "GET"))
+                return read_answer(s)[0]
+
+        eventually(lambda: version() == 200, "a second has passed")
+        status, headers, body = read_answer(uploads[0])
+        assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections"
+        assert headers["retry-after"] and headers["connection"] == "close"
+        for s in uploads[1:]:  # there is room for these again
+            s.sendall(b'{"prompt": "x"}')
+            assert read_answer(s)[0] == 200
+        for s in uploads:
+            s.close()
 
 
 def test_silent_connections_make_room():
