@@ -18,89 +18,9 @@
 enum {
     WATCH_EVENTS = 64,
     WATCH_CLOSE_WAIT = 8, /* TCP_CLOSE_WAIT, which the header with tcpi_state does not name */
-    /* For a body to arrive before it may have to make room. */
-    WATCH_BODY_US = 1000000,
-    WATCH_STAYS = 3, /* more than what is left of any time */
 };
 
 /* ---- life of a connection ------------------------------------------------------------------ */
-
-/* Which connection is shut for another one: that with the least of this number. Of one that waits
- * for a head it is the share of its time for that which is left; of one whose body has been coming
- * for a while it is 1 more than that share; of others WATCH_STAYS. Under the mutex. */
-static double watch_claim(const struct watch_conn *conn, int64_t now_us)
-{
-    const struct watch_config *const config = &conn->watch->config;
-    const bool is_body = conn->state == CONN_BODY;
-    const int limit_s = conn->state == CONN_HEAD   ? config->header_timeout_s
-                        : conn->state == CONN_IDLE ? config->keepalive_s
-                        : is_body                  ? config->body_timeout_s
-                                                   : 0;
-    const int64_t left_us = conn->deadline_us - now_us;
-    if (limit_s == 0 || conn->deadline_us == 0 ||
-        (is_body && limit_s * INT64_C(1000000) - left_us < WATCH_BODY_US)) {
-        return WATCH_STAYS;
-    }
-    return (is_body ? 1 : 0) + (double)left_us / (1e6 * limit_s);
-}
-
-/* The connection with the least claim to its place, *claim; NULL: all stay. */
-static struct watch_conn *watch_least(struct watch *watch, int64_t now_us, double *claim)
-{
-    struct watch_conn *least = NULL;
-    *claim = WATCH_STAYS;
-    for (int i = 0; i < watch->config.n_conn; i++) {
-        struct watch_conn *const conn = &watch->conn[i];
-        pthread_mutex_lock(&conn->mutex);
-        const double own = watch_claim(conn, now_us);
-        if (own < *claim) {
-            least = conn;
-            *claim = own;
-        }
-        pthread_mutex_unlock(&conn->mutex);
-    }
-    return least;
-}
-
-/* Under the mutex. */
-static void watch_shut(struct watch_conn *conn)
-{
-    if (conn->state == CONN_BODY) {
-        struct api_error error = {.retry_after_s = 1};
-        (void)api_error_set(&error, 503, "too_many_connections", NULL,
-                            "the server's %d connections are in use, and this request's body came "
-                            "more slowly than others",
-                            conn->watch->config.max_connections);
-        watch_cut_locked(conn, &error);
-    } else {
-        conn->deadline_us = 0;
-        (void)shutdown(conn->fd, SHUT_RDWR);
-    }
-}
-
-/* All places are taken: shuts the connection that has the least claim to its place, for another
- * one. One that has said nothing has less time than one that is kept. Returns whether the other one
- * is surplus: all stay, or the one that was shut was surplus itself. */
-static bool watch_replace(struct watch *watch)
-{
-    const int64_t now_us = clock_now_us();
-    double claim = 0;
-    struct watch_conn *conn = watch_least(watch, now_us, &claim);
-    bool is_shut = false;
-    bool is_surplus = true;
-    while (conn != NULL && !is_shut) {
-        pthread_mutex_lock(&conn->mutex);
-        /* Unless what it waited for has come meanwhile, or another thread has shut it. */
-        is_shut = watch_claim(conn, now_us) <= claim;
-        if (is_shut) {
-            is_surplus = conn->surplus;
-            watch_shut(conn);
-        }
-        pthread_mutex_unlock(&conn->mutex);
-        conn = is_shut ? conn : watch_least(watch, now_us, &claim);
-    }
-    return is_surplus;
-}
 
 struct watch_conn *watch_take(struct watch *watch, int fd)
 {

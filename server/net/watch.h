@@ -22,7 +22,8 @@ struct watch_conn;
 struct watch_config {
     int n_conn;          /* entries */
     int max_connections; /* a further one takes the place of one that waits for a head, or whose
-                          * body is slow; if there is none, it is told so and closed */
+                          * client sends or reads slowly; if there is none, it is told so and
+                          * closed */
     int header_timeout_s, body_timeout_s, keepalive_s;
     int min_read_rate; /* bytes per second that a reader must take, 0 = any, ... */
     int read_window_s; /* ... over so long, while there is more for it */

@@ -50,4 +50,9 @@ void watch_refuse_locked(struct watch_conn *conn, const struct api_error *error)
 void watch_cut_locked(struct watch_conn *conn, const struct api_error *error);
 void watch_end_locked(struct watch_conn *conn, const char *code);
 
+/* All places are taken: shuts the connection that has the least claim to its place, for another
+ * one (watch_room.c). One that has said nothing has less time than one that is kept. Returns
+ * whether the other one is surplus: all stay, or the one that was shut was surplus itself. */
+bool watch_replace(struct watch *watch);
+
 #endif

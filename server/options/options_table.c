@@ -203,8 +203,8 @@ const struct option_row option_rows[] = {
            "Also publish the metrics under the names that this other server uses."),
     INT("max-connections", max_connections, SERVE, "1024", 1, 65536,
         "The number of open connections. A further one takes the place of one that waits for a "
-        "request, or whose body is slow; if there is none, it gets status 503, but for health "
-        "checks."),
+        "request, or whose client sends a body or reads an answer slowly; if there is none, it "
+        "gets status 503, but for health checks."),
     INT("max-client-requests", max_client_requests, SERVE, "0", 0, 65536,
         "The number of requests that one API key, or without keys one address, may have in "
         "progress, including uploads. Further ones get status 429. 0 sets no limit."),

@@ -651,6 +651,26 @@ def test_slow_uploads_make_room():
             s.close()
 
 
+def test_slow_readers_make_room():
+    """Who does not read answers keeps nobody out, however much time is left for reading."""
+    with Server("--max-connections", "3", "--read-window-s", "600") as server:
+        server.session.close()
+        held = [unread(server, {"inputs": "a b " * 100000}) for _ in range(3)]
+        for s in held:
+            s.recv(1, socket.MSG_PEEK)  # it is answered
+
+        def version():
+            with server.connect() as s:
+                s.sendall(head("/version", b"", "GET"))
+                return read_answer(s)[0]
+
+        eventually(lambda: version() == 200, "a second has passed")
+        server.logged("code=slow_reader")
+        assert server.metric('requests_rejected_total{reason="slow_reader"}') == 1  # the others stay
+        for s in held:
+            s.close()
+
+
 def test_silent_connections_make_room():
     """Who opens connections and sends nothing keeps nobody out: the oldest of them goes for each new one."""
     with Server("--max-connections", "10", "--header-timeout-s", "300", "--keepalive-s", "3000") as server:
