@@ -44,7 +44,9 @@ void publish_results(struct publisher *publisher, struct sequence *seq, int n, i
     }
     struct engine_stats *const stats = publisher->stats;
     struct request *const request = seq->job->request;
-    touch(publisher, seq->job);
+    if (!request->wakes_at_ends) {
+        touch(publisher, seq->job);
+    }
     const bool first = get(&request->first_us) == 0;
     if (first) {
         atomic_store_explicit(&request->first_us, now_us, memory_order_relaxed);

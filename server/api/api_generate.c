@@ -105,6 +105,7 @@ void api_generate_as(struct server *server, struct exchange *x,
         return;
     }
     x->n_prompt = generate_n_prompt(&work->job);
+    work->job.request->wakes_at_ends = !work->job.stream;
     if (!routes_submit(server, x, work->job.request, parse_us)) {
         work_free(work);
         return;

@@ -125,6 +125,7 @@ static void score_begin(struct server *server, struct exchange *x, const struct 
     }
     score_stream_begin(&work->stream, &work->job, &server->limits, x->wants_events);
     x->n_prompt = score_n_prompt(&work->job);
+    work->job.request->wakes_at_ends = !work->job.stream;
     if (!routes_submit(server, x, work->job.request, parse_us)) {
         work_free(work);
         return;

@@ -808,13 +808,14 @@ static void the_queue_counts_positions(void **state)
     engine_close(engine);
 }
 
-static void wakes_once_per_request_and_step(void **state)
+/* Of four items three end with step 10 and one with step 5. Returns the number of wakes. */
+static int count_wakes(struct engine *engine, bool at_ends)
 {
-    const struct engine_options options = harness_options(harness_dir);
-    struct engine *const engine = harness_open_as(state, &options);
     struct waiter waiter;
     waiter_begin(&waiter);
     struct request *const request = harness_generation(4, 10);
+    request->wakes_at_ends = at_ends;
+    request->item[2].max_tokens = 5;
     for (int i = 0; i < 4; i++) {
         harness_item(engine, request, i, i, 8);
     }
@@ -822,10 +823,17 @@ static void wakes_once_per_request_and_step(void **state)
     harness_submit(engine, request, &waiter);
     waiter_wait(&waiter, request);
     assert_all_free(engine);
-    const long long n_step = atomic_load(&engine->stats.steps) - before;
+    assert_int_equal(atomic_load(&engine->stats.steps) - before, 10);
     request_release(request);
-    assert_int_equal(n_step, 10);
-    assert_int_equal(waiter.n_wake, 10);
+    return waiter.n_wake;
+}
+
+static void wakes_once_per_request_and_step(void **state)
+{
+    const struct engine_options options = harness_options(harness_dir);
+    struct engine *const engine = harness_open_as(state, &options);
+    assert_int_equal(count_wakes(engine, false), 10);
+    assert_int_equal(count_wakes(engine, true), 2);
     engine_close(engine);
 }
 
