@@ -521,8 +521,8 @@ void input_refuse(struct fields *fields)
 {
     for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++) {
         const char *const name = unsupported[i].name;
-        if (fields_asked(fields, name)) {
-            continue; /* this dialect has it */
+        if (json_object_get(fields->object, name) == NULL || fields_asked(fields, name)) {
+            continue; /* it is not given, or this dialect has it */
         }
         const json_t *const value = fields_get(fields, name, NULL);
         if (value != NULL && !input_asks_nothing(value, unsupported[i].off)) {
