@@ -41,6 +41,17 @@ static void test_commas_and_nesting(void **state)
     expect_text(&t, "{\"a\":-1,\"b\":[1,{},null,true],\"c\":null,\"d\":18446744073709551615}");
 }
 
+static void test_integers(void **state)
+{
+    (void)state;
+    const int64_t values[] = {0, 9, 10, -10, 4096, INT64_MAX, INT64_MIN};
+    struct text t = {0};
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        json_put_int(&t, values[i]);
+    }
+    expect_text(&t, "0,9,10,-10,4096,9223372036854775807,-9223372036854775808");
+}
+
 static void test_strings_are_escaped_and_valid(void **state)
 {
     (void)state;
@@ -299,6 +310,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commas_and_nesting),
+        cmocka_unit_test(test_integers),
         cmocka_unit_test(test_strings_are_escaped_and_valid),
         cmocka_unit_test(test_numbers_round_trip),
         cmocka_unit_test(test_inner_objects),
