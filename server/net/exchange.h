@@ -124,8 +124,8 @@ void exchange_stream_head(struct exchange *x, const char *content_type,
 
 void exchange_free(struct exchange *x); /* also frees its work. NULL is fine */
 
-/* Calls next again soon. Any thread, any time, also when the exchange is over: waker is the one
- * that x->waker held, and a late call finds nothing to wake. In http.c. */
+/* Calls next again soon. For a request's wake, on any thread, also when the exchange is over: waker
+ * is the one that x->waker held, and a late call finds nothing to wake. In watch.c. */
 void exchange_wake(void *waker);
 
 #endif

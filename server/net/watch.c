@@ -147,15 +147,25 @@ bool watch_sleep(struct watch_conn *conn, void *connection)
     return sleeps;
 }
 
-/* Under the mutex. */
-static void watch_wake_locked(struct watch_conn *conn)
+/* The connection that is to be resumed; NULL: none sleeps. Under the mutex. */
+static void *watch_rouse(struct watch_conn *conn)
 {
-    if (conn->asleep && !conn->detached) {
+    void *const sleeper = conn->asleep && !conn->detached ? conn->connection : NULL;
+    if (sleeper != NULL) {
         conn->asleep = false;
-        conn->watch->config.resume(conn->connection);
         conn->connection = NULL;
     } else {
         conn->woken = true;
+    }
+    return sleeper;
+}
+
+/* Under the mutex. */
+static void watch_wake_locked(struct watch_conn *conn)
+{
+    void *const sleeper = watch_rouse(conn);
+    if (sleeper != NULL) {
+        conn->watch->config.resume(sleeper);
     }
 }
 
@@ -190,8 +200,13 @@ void exchange_wake(void *waker)
 {
     struct watch_conn *const conn = waker;
     pthread_mutex_lock(&conn->mutex);
-    watch_wake_locked(conn);
+    void *const sleeper = watch_rouse(conn);
     pthread_mutex_unlock(&conn->mutex);
+    /* Now, as the http thread wants the mutex at once. The connection and its thread are there
+     * until this returns: whoever frees the exchange waits for that in request_release. */
+    if (sleeper != NULL) {
+        conn->watch->config.resume(sleeper);
+    }
 }
 
 /* ---- the thread ---------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ struct watch_config {
     int header_timeout_s, body_timeout_s, keepalive_s;
     int min_read_rate; /* bytes per second that a reader must take, 0 = any, ... */
     int read_window_s; /* ... over so long, while there is more for it */
-    /* The library's calls. connection is what watch_sleep was given. Under the entry's mutex. */
+    /* The library's calls. connection is what watch_sleep was given. */
     void (*suspend)(void *connection);
     void (*resume)(void *connection);
     void (*tick)(
