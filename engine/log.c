@@ -185,9 +185,9 @@ static void ring_add(const char *text, size_t bytes)
         memcpy(ring.buffer + end, text, first);
         memcpy(ring.buffer, text + first, bytes - first);
         ring.n += bytes;
-        pthread_cond_broadcast(&ring.changed);
     }
     pthread_mutex_unlock(&ring.mutex);
+    pthread_cond_broadcast(&ring.changed); /* now: whom it wakes takes the mutex */
 }
 
 void log_event(enum log_level level, const char *event, const char *format, ...)

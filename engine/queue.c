@@ -223,9 +223,9 @@ enum err_code queue_push(struct queue *queue, struct request *request, int64_t n
             atomic_store_explicit(&queue->heartbeat_us, now_us, memory_order_relaxed);
             atomic_store_explicit(&queue->idle, false, memory_order_release);
         }
-        (void)pthread_cond_signal(&queue->changed);
     }
     CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
+    (void)pthread_cond_signal(&queue->changed); /* now: whom it wakes takes the mutex */
     return code;
 }
 
