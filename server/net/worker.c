@@ -104,8 +104,8 @@ void worker_push(struct worker *worker, struct worker_task *task)
     task->next = *at;
     *at = task;
     worker->n_task++;
-    pthread_cond_broadcast(&worker->changed);
     pthread_mutex_unlock(&worker->mutex);
+    pthread_cond_broadcast(&worker->changed); /* now: whom it wakes takes the mutex */
 }
 
 bool worker_remove(struct worker *worker, struct worker_task *task)
