@@ -56,7 +56,7 @@ SIMD_LIST_AMX(SIMD_DECLARE)
 /* More that these files call of each other. gemm_amx.c: gemm_panels for the AMX kinds. */
 struct product; /* gemm_tile.h */
 void SIMD(amx_panels)(const struct product *product, int first, int n, float *sums);
-/* attention.c */
+/* attention_store.c */
 void SIMD(close_keys)(float *piece, const float *by_position, int n_word);
 /* outputs.c: the same as logit_add with n_row · n_vec <= EXP_VECS vectors, of one or two rows. */
 void SIMD(logit_add_vecs)(struct logit_block *block, vf a, vf b, vf c, vf d, int n_row, int n_vec,
