@@ -24,8 +24,8 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
         const float *const from = a->k_pages + v % PAGE_VECS * LANES;
         const int page = first + v / PAGE_VECS;
         const int next = page + n_page < end ? page + n_page : page;
-        key[v] = (struct tile_vec){from + a->page[page] * a->k_stride,
-                                   from + a->page[next] * a->k_stride};
+        key[v] = (struct tile_vec){.from = from + a->page[page] * a->k_stride,
+                                   .ahead = from + a->page[next] * a->k_stride};
     }
     tile_dots(sum, n_row, n_vec, is_pairs, a->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(a->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
@@ -134,8 +134,8 @@ static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, 
         UNROLL
         for (int v = 0; v < n_vec; v++) {
             const float *const from = a->v_pages + c + v * LANES;
-            value[v] = (struct tile_vec){from + a->page[page] * a->v_stride,
-                                         from + a->page[next] * a->v_stride};
+            value[v] = (struct tile_vec){.from = from + a->page[page] * a->v_stride,
+                                         .ahead = from + a->page[next] * a->v_stride};
         }
         const int n = n_common - u < KV_PAGE ? n_common - u : KV_PAGE;
         tile_add(sum, n_row, n_vec, is_pairs, a->score + (int64_t)page * TILE_CHUNK, value,
@@ -175,11 +175,29 @@ static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, c
  * Heads' pieces of a page lie side by side. Page by page they are one stream of memory; head by
  * head, a piece here and a piece there. */
 
+/* A head's piece of a page, or of several from this one on. */
+struct piece {
+    const struct attend *head;
+    int page;
+};
+
+/* The piece that is computed n pieces after that of head h of n_head and of n_page pages from page
+ * on; the same one if there are not as many before page end. */
+static ALWAYS_INLINE struct piece piece_after(const struct attend *head, int n_head, int h,
+                                              int n_page, int page, int end, const int n)
+{
+    int next = h + n;
+    int to = page;
+    for (; next >= n_head; next -= n_head) {
+        to += n_page;
+    }
+    return to + n_page <= end ? (struct piece){&head[next], to} : (struct piece){&head[h], page};
+}
+
 /* Scores of one head, whose query and scores are at a->query and a->score, for n_page pages from
- * first on. The next head to be computed is next, from page next_first on: its keys are
- * prefetched. */
-static ALWAYS_INLINE void score_head(const struct attend *a, const struct attend *next,
-                                     int next_first, const int n_page, const bool is_pairs,
+ * first on. The keys of ahead and far, the pieces that follow, are prefetched. */
+static ALWAYS_INLINE void score_head(const struct attend *a, const struct piece *ahead,
+                                     const struct piece *far, const int n_page, const bool is_pairs,
                                      int first)
 {
     const int n_vec = n_page * PAGE_VECS;
@@ -189,8 +207,10 @@ static ALWAYS_INLINE void score_head(const struct attend *a, const struct attend
     for (int v = 0; v < n_vec; v++) {
         const int page = v / PAGE_VECS;
         const int lane = v % PAGE_VECS * LANES;
-        key[v].from = a->k_pages + a->page[first + page] * a->k_stride + lane;
-        key[v].ahead = next->k_pages + a->page[next_first + page] * a->k_stride + lane;
+        key[v] = (struct tile_vec){
+            .from = a->k_pages + a->page[first + page] * a->k_stride + lane,
+            .ahead = ahead->head->k_pages + a->page[ahead->page + page] * a->k_stride + lane,
+            .far = far->head->k_pages + a->page[far->page + page] * a->k_stride + lane};
     }
     tile_dots(sum, 1, n_vec, is_pairs, a->query, CHUNK, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(a->score + (int64_t)first * CHUNK, CHUNK, sum, 1, n_vec, LANES);
@@ -198,9 +218,9 @@ static ALWAYS_INLINE void score_head(const struct attend *a, const struct attend
 
 /* Adds page p of one head to the sums in n_vec vectors of y from column c on; after the last page
  * divides them by total. */
-static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead, const int n_vec,
-                                     const bool is_pairs, int p, const float *total, int c,
-                                     int n_lane)
+static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead, const float *far,
+                                     const int n_vec, const bool is_pairs, int p,
+                                     const float *total, int c, int n_lane)
 {
     const int left = a->pos + 1 - p * KV_PAGE;
     float *const y = a->y + c;
@@ -209,7 +229,8 @@ static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead,
     UNROLL
     for (int v = 0; v < n_vec; v++) {
         const int64_t at = a->page[p] * a->v_stride + c + v * LANES;
-        value[v] = (struct tile_vec){a->v_pages + at, ahead + c + v * LANES};
+        value[v] = (struct tile_vec){
+            .from = a->v_pages + at, .ahead = ahead + c + v * LANES, .far = far + c + v * LANES};
         sum[0][v] = p == 0 ? v_set1(0) : v_load_n(y + v * LANES, n_lane);
     }
     tile_add(sum, 1, n_vec, is_pairs, a->score + (int64_t)p * CHUNK, value, a->d_head, false,
@@ -240,13 +261,12 @@ static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pai
     for (int p = 0; p < n_page;) {
         const int n = p + PAGES <= n_page ? PAGES : 1;
         for (int h = 0; h < a->n_head; h++) {
-            const bool is_last = h + 1 == a->n_head;
-            const struct attend *const next = &head[is_last ? 0 : h + 1];
-            const int next_first = is_last && p + 2 * n <= n_page ? p + n : p;
+            const struct piece ahead = piece_after(head, a->n_head, h, n, p, n_page, 1);
+            const struct piece far = piece_after(head, a->n_head, h, n, p, n_page, 2);
             if (n == PAGES) {
-                score_head(&head[h], next, next_first, PAGES, is_pairs, p);
+                score_head(&head[h], &ahead, &far, PAGES, is_pairs, p);
             } else {
-                score_head(&head[h], next, next_first, 1, is_pairs, p);
+                score_head(&head[h], &ahead, &far, 1, is_pairs, p);
             }
         }
         p += n;
@@ -257,16 +277,17 @@ static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pai
     }
     for (int p = 0; p < n_page; p++) {
         for (int h = 0; h < a->n_head; h++) {
-            const bool is_last = h + 1 == a->n_head;
-            const int next = is_last && p + 1 < n_page ? p + 1 : p;
-            const float *const ahead =
-                head[is_last ? 0 : h + 1].v_pages + a->page[next] * a->v_stride;
+            const struct piece next = piece_after(head, a->n_head, h, 1, p, n_page, 1);
+            const struct piece later = piece_after(head, a->n_head, h, 1, p, n_page, 2);
+            const float *const ahead = next.head->v_pages + a->page[next.page] * a->v_stride;
+            const float *const far = later.head->v_pages + a->page[later.page] * a->v_stride;
             int c = 0;
             for (; c + VECS * LANES <= a->d_head; c += VECS * LANES) {
-                weigh_page(&head[h], ahead, VECS, is_pairs, p, &total[h], c, LANES);
+                weigh_page(&head[h], ahead, far, VECS, is_pairs, p, &total[h], c, LANES);
             }
             for (; c < a->d_head; c += LANES) {
-                weigh_page(&head[h], ahead, 1, is_pairs, p, &total[h], c, lanes_left(a->d_head, c));
+                weigh_page(&head[h], ahead, far, 1, is_pairs, p, &total[h], c,
+                           lanes_left(a->d_head, c));
             }
         }
     }

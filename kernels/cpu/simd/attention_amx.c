@@ -230,7 +230,7 @@ static ALWAYS_INLINE void weigh_own(const struct attend *a, const struct group *
     struct tile_vec value[ATTEND_VECS(1)];
     UNROLL
     for (int v = 0; v < n_vec; v++) {
-        value[v].from = value[v].ahead = piece + v * LANES;
+        value[v] = (struct tile_vec){.from = piece + v * LANES, .ahead = piece + v * LANES};
         UNROLL
         for (int r = 0; r < n_row; r++) {
             sum[r][v] = v_load_n(y + r * a->y_stride + v * LANES, n_lane);

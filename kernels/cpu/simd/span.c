@@ -52,8 +52,9 @@ static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row
         const int page = first + v / PAGE_VECS;
         const int next = page + n_page < t->n_page ? page + n_page : page;
         const int64_t lane = v % PAGE_VECS * LANES;
-        key[v].from = piece_of(a, a->k_pages, a->k_stride, t->u0 + page * KV_PAGE) + lane;
-        key[v].ahead = piece_of(a, a->k_pages, a->k_stride, t->u0 + next * KV_PAGE) + lane;
+        key[v] = (struct tile_vec){
+            .from = piece_of(a, a->k_pages, a->k_stride, t->u0 + page * KV_PAGE) + lane,
+            .ahead = piece_of(a, a->k_pages, a->k_stride, t->u0 + next * KV_PAGE) + lane};
     }
     tile_dots(sum, n_row, n_vec, is_pairs, t->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
@@ -68,7 +69,8 @@ static ALWAYS_INLINE void score_columns(const struct span_tile *t, tile_sums sum
     struct tile_vec key[ATTEND_VECS(1)];
     UNROLL
     for (int v = 0; v < n_vec; v++) { /* each row is in a page of its own: nothing to prefetch */
-        key[v].from = key[v].ahead = table + i + v * LANES;
+        const float *const from = table + i + v * LANES;
+        key[v] = (struct tile_vec){.from = from, .ahead = from};
     }
     tile_dots(sum, n_row, n_vec, false, t->query, TILE_CHUNK, t->a->d_head, key, stride, n_lane);
 }
@@ -252,8 +254,8 @@ static ALWAYS_INLINE void add_window(const struct span_tile *t, tile_sums sum, i
         UNROLL
         for (int v = 0; v < n_vec; v++) {
             const int64_t at = value_row(is_pairs, u) * a->d_head + c + v * LANES;
-            value[v].from = piece_of(a, a->v_pages, a->v_stride, u) + at;
-            value[v].ahead = piece_of(a, a->v_pages, a->v_stride, next) + at;
+            value[v] = (struct tile_vec){.from = piece_of(a, a->v_pages, a->v_stride, u) + at,
+                                         .ahead = piece_of(a, a->v_pages, a->v_stride, next) + at};
         }
         tile_add(sum, n_row, n_vec, is_pairs,
                  t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE + offset,
@@ -276,8 +278,9 @@ static ALWAYS_INLINE void add_persistent(const struct span_tile *t, tile_sums su
         struct tile_vec value[ATTEND_VECS(1)];
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            value[v].from = a->value + i * a->value_stride + c + v * LANES;
-            value[v].ahead = a->value + next * a->value_stride + c + v * LANES;
+            const float *const from = a->value + c + v * LANES;
+            value[v] = (struct tile_vec){.from = from + i * a->value_stride,
+                                         .ahead = from + next * a->value_stride};
         }
         tile_add(sum, n_row, n_vec, false, score, value, a->value_stride, false, n, n_lane);
         score += TILE_CHUNK;

@@ -38,10 +38,10 @@ static ALWAYS_INLINE void tile_zero(tile_sums sum, const int n_row, const int n_
     }
 }
 
-/* A vector of outputs: the address of its words, and of those that come next, which are
- * prefetched. */
+/* A vector of outputs: the address of its words; of those that come next, which are prefetched; and
+ * of those that follow them, which are prefetched into L2 alone, or NULL. */
 struct tile_vec {
-    const float *from, *ahead;
+    const float *from, *ahead, *far;
 };
 
 /* The number in a word: the float that it is, or the lower or the higher BF16 of a pair. */
@@ -63,6 +63,9 @@ static ALWAYS_INLINE void tile_add_part(tile_sums sum, const int n_row, const in
         const float *const from = w[v].from + at;
         if (part != HIGH) {
             __builtin_prefetch(w[v].ahead + at);
+            if (w[v].far != NULL) {
+                __builtin_prefetch(w[v].far + at, 0, 2);
+            }
         }
         weight[v] = part_of(n_vec == 1 ? v_load_n(from, n_lane) : v_load(from), part);
     }
@@ -116,8 +119,10 @@ static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_
                  d - c < CHUNK ? d - c : CHUNK, n_lane);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            key[v].from += CHUNK / (is_pairs ? 2 : 1) * stride;
-            key[v].ahead += CHUNK / (is_pairs ? 2 : 1) * stride;
+            const int64_t step = CHUNK / (is_pairs ? 2 : 1) * stride;
+            key[v].from += step;
+            key[v].ahead += step;
+            key[v].far += key[v].far != NULL ? step : 0;
         }
     }
 }
