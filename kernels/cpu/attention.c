@@ -150,6 +150,7 @@ static void attend_items(void *arg, int thread, int first, int n)
             .n_head = left < job->n_item_head ? left : job->n_item_head,
             .d_head = job->d_head,
             .is_pairs = is_pairs,
+            .by_pairs = cpu->bf16 == GEMM_PAIRS,
             .scale = job->scale,
         };
         (by_amx ? cpu->simd->amx_attend : cpu->simd->attend)(&a);

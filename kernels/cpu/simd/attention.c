@@ -5,6 +5,12 @@
  * key page, and a chain of multiply-adds runs over the head's columns. Values: a chain over
  * positions per column. Each score, share and sum is formed in the same order whatever rows are
  * beside it.
+ *
+ * A cache in BF16 is widened to floats, or, where the machine multiplies pairs as fast as floats,
+ * multiplied as pairs: of two columns by queries, of two positions by shares, both rounded to BF16
+ * as attention_amx.c rounds them. Pairs begin at even positions, and a row that ends at one leaves
+ * out the later half of its last pair: so here, too, the row's own position decides the order.
+ *
  * Bytes: 8·d_head per position and tile; flops: 4·d_head per position and row. Few rows: bound by
  * the bytes; many: by multiply-adds, of which exp takes an eighth. Shares reached: see SPEED.md. */
 #include "kernels/cpu/simd/tile.h"
@@ -12,9 +18,19 @@
 
 #include <math.h>
 
+static ALWAYS_INLINE void pack_query(const struct attend *a, const int chunk, const int n_row,
+                                     const enum words words)
+{
+    if (words == PAIRS) {
+        tile_pack_pairs(a->query, chunk, a->q, a->q_stride, n_row, a->d_head, a->scale);
+        return;
+    }
+    tile_pack(a->query, chunk, a->q, a->q_stride, n_row, a->d_head, a->scale);
+}
+
 /* Scores of n_page pages from page number first on, of those below end. */
 static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, const int n_page,
-                                      const bool is_pairs, int first, int end)
+                                      const enum words words, int first, int end)
 {
     const int n_vec = n_page * PAGE_VECS;
     struct tile_vec key[ATTEND_VECS(1)];
@@ -27,7 +43,7 @@ static ALWAYS_INLINE void score_pages(const struct attend *a, const int n_row, c
         key[v] = (struct tile_vec){.from = from + a->page[page] * a->k_stride,
                                    .ahead = from + a->page[next] * a->k_stride};
     }
-    tile_dots(sum, n_row, n_vec, is_pairs, a->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
+    tile_dots(sum, n_row, n_vec, words, a->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(a->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
@@ -45,10 +61,25 @@ static void hide_later(const struct attend *a, int chunk, int n_row, int n_page)
     }
 }
 
+/* Stores a vector of shares, as floats, or rounded as pairs in half as many words. Returns what is
+ * stored. */
+static ALWAYS_INLINE vf store_shares(float *page, int u, vf share, const enum words words)
+{
+    if (words == PAIRS) {
+        const vf pairs = v_pairs(share, share);
+        vh half;
+        memcpy(&half, &pairs, sizeof half);
+        memcpy(page + u / 2, &half, sizeof half);
+        return v_from_bf16(half);
+    }
+    v_store(page + u, share);
+    return share;
+}
+
 /* Turns the scores of n_row rows into exp(score - max) and writes their sums to total. Rows in
  * step: see v_exp_n. */
-static ALWAYS_INLINE void exp_scores(float *score, const int chunk, const int n_row, int n_page,
-                                     float *total)
+static ALWAYS_INLINE void exp_scores(float *score, const int chunk, const int n_row,
+                                     const enum words words, int n_page, float *total)
 {
     float *const end = score + (int64_t)n_page * chunk;
     vf max[EXP_VECS];
@@ -82,8 +113,7 @@ static ALWAYS_INLINE void exp_scores(float *score, const int chunk, const int n_
             v_exp_n(e, n_row);
             UNROLL
             for (int r = 0; r < n_row; r++) {
-                v_store(page + r * KV_PAGE + u, e[r]);
-                sum[r] = sum[r] + e[r];
+                sum[r] = sum[r] + store_shares(page + r * KV_PAGE, u, e[r], words);
             }
         }
     }
@@ -93,36 +123,52 @@ static ALWAYS_INLINE void exp_scores(float *score, const int chunk, const int n_
     }
 }
 
-static void exp_all(const struct attend *a, int n_row, int n_page, float *total)
+static ALWAYS_INLINE void exp_all(const struct attend *a, int n_row, const enum words words,
+                                  int n_page, float *total)
 {
     const int in_step = n_row / EXP_VECS * EXP_VECS;
     for (int r = 0; r < in_step; r += EXP_VECS) {
-        exp_scores(a->score + r * KV_PAGE, TILE_CHUNK, EXP_VECS, n_page, total + r);
+        exp_scores(a->score + r * KV_PAGE, TILE_CHUNK, EXP_VECS, words, n_page, total + r);
     }
     for (int r = in_step; r < n_row; r++) {
-        exp_scores(a->score + r * KV_PAGE, TILE_CHUNK, 1, n_page, total + r);
+        exp_scores(a->score + r * KV_PAGE, TILE_CHUNK, 1, words, n_page, total + r);
     }
 }
 
-/* The rows of a tile end at consecutive positions: adds the values that only some of them see. A
- * weight of 0 is not enough to leave a position out, because 0 · NaN is NaN. */
+/* Shares of n positions: numbers, or whole pairs of them. */
+static ALWAYS_INLINE int n_share(const enum words words, int n)
+{
+    return words == PAIRS ? n / 2 : n;
+}
+
+/* The rows of a tile end at consecutive positions: adds the values that only some of them see, and
+ * the one that a row sees of the pair in which it ends. A weight of 0 is not enough to leave a
+ * position out, because 0 · NaN is NaN. */
 static ALWAYS_INLINE void add_last_values(tile_sums sum, const struct attend *a, const int n_row,
-                                          const int n_vec, const bool is_pairs, int c, int n_lane)
+                                          const int n_vec, const enum words words, int c,
+                                          int n_lane)
 {
     UNROLL
-    for (int i = 1; i < n_row; i++) {
+    for (int i = words == PAIRS ? 0 : 1; i < n_row; i++) {
         const int u = a->pos + i;
         const int page = u / KV_PAGE;
-        const float *const share = a->score + (int64_t)page * TILE_CHUNK + u % KV_PAGE;
+        const float *const share =
+            a->score + (int64_t)page * TILE_CHUNK + n_share(words, u % KV_PAGE);
         const float *const piece =
-            a->v_pages + a->page[page] * a->v_stride + value_row(is_pairs, u) * a->d_head + c;
-        tile_add_one(sum, n_vec, i, n_row, share, piece, value_part(is_pairs, u), n_lane);
+            a->v_pages + a->page[page] * a->v_stride + value_row(words, u) * a->d_head + c;
+        if (words != PAIRS) {
+            tile_add_one(sum, n_vec, i, n_row, share, piece, value_part(words, u), n_lane);
+        } else if (u % 2 == 0) {
+            tile_add_one(sum, n_vec, i, i + 1, share, piece, FIRST, n_lane);
+            tile_add_one(sum, n_vec, i + 1, n_row, share, piece, PAIR, n_lane);
+        }
     }
 }
 
 /* y in n_vec vectors of columns from c on. */
 static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, const int n_vec,
-                                       const bool is_pairs, const float *total, int c, int n_lane)
+                                       const enum words words, const float *total, int c,
+                                       int n_lane)
 {
     const int n_common = a->pos + 1;
     tile_sums sum;
@@ -138,35 +184,36 @@ static ALWAYS_INLINE void weigh_values(const struct attend *a, const int n_row, 
                                          .ahead = from + a->page[next] * a->v_stride};
         }
         const int n = n_common - u < KV_PAGE ? n_common - u : KV_PAGE;
-        tile_add(sum, n_row, n_vec, is_pairs, a->score + (int64_t)page * TILE_CHUNK, value,
-                 a->d_head, false, n, n_lane);
+        tile_add(sum, n_row, n_vec, words, a->score + (int64_t)page * TILE_CHUNK, value, a->d_head,
+                 false, n_share(words, n), n_lane);
     }
-    add_last_values(sum, a, n_row, n_vec, is_pairs, c, n_lane);
+    add_last_values(sum, a, n_row, n_vec, words, c, n_lane);
     tile_store_means(a->y + c, a->y_stride, sum, n_row, n_vec, total, n_lane);
 }
 
-static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row, const bool is_pairs)
+static ALWAYS_INLINE void attend_rows(const struct attend *a, const int n_row,
+                                      const enum words words)
 {
     const int n_vec = ATTEND_VECS(n_row);
     const int group = n_vec / PAGE_VECS;
     const int n_page = (a->pos + n_row - 1) / KV_PAGE + 1;
-    tile_pack(a->query, TILE_CHUNK, a->q, a->q_stride, n_row, a->d_head, a->scale);
+    pack_query(a, TILE_CHUNK, n_row, words);
     int p = 0;
     for (; p + group <= n_page; p += group) {
-        score_pages(a, n_row, group, is_pairs, p, n_page);
+        score_pages(a, n_row, group, words, p, n_page);
     }
     for (; p < n_page; p++) {
-        score_pages(a, n_row, 1, is_pairs, p, n_page);
+        score_pages(a, n_row, 1, words, p, n_page);
     }
     hide_later(a, TILE_CHUNK, n_row, n_page);
     float total[TILE_ROWS];
-    exp_all(a, n_row, n_page, total);
+    exp_all(a, n_row, words, n_page, total);
     int c = 0;
     for (; c + n_vec * LANES <= a->d_head; c += n_vec * LANES) {
-        weigh_values(a, n_row, n_vec, is_pairs, total, c, LANES);
+        weigh_values(a, n_row, n_vec, words, total, c, LANES);
     }
     for (; c < a->d_head; c += LANES) {
-        weigh_values(a, n_row, 1, is_pairs, total, c, lanes_left(a->d_head, c));
+        weigh_values(a, n_row, 1, words, total, c, lanes_left(a->d_head, c));
     }
 }
 
@@ -197,8 +244,8 @@ static ALWAYS_INLINE struct piece piece_after(const struct attend *head, int n_h
 /* Scores of one head, whose query and scores are at a->query and a->score, for n_page pages from
  * first on. The keys of ahead and far, the pieces that follow, are prefetched. */
 static ALWAYS_INLINE void score_head(const struct attend *a, const struct piece *ahead,
-                                     const struct piece *far, const int n_page, const bool is_pairs,
-                                     int first)
+                                     const struct piece *far, const int n_page,
+                                     const enum words words, int first)
 {
     const int n_vec = n_page * PAGE_VECS;
     struct tile_vec key[ATTEND_VECS(1)];
@@ -212,14 +259,14 @@ static ALWAYS_INLINE void score_head(const struct attend *a, const struct piece 
             .ahead = ahead->head->k_pages + a->page[ahead->page + page] * a->k_stride + lane,
             .far = far->head->k_pages + a->page[far->page + page] * a->k_stride + lane};
     }
-    tile_dots(sum, 1, n_vec, is_pairs, a->query, CHUNK, a->d_head, key, KV_PAGE, LANES);
+    tile_dots(sum, 1, n_vec, words, a->query, CHUNK, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(a->score + (int64_t)first * CHUNK, CHUNK, sum, 1, n_vec, LANES);
 }
 
 /* Adds page p of one head to the sums in n_vec vectors of y from column c on; after the last page
  * divides them by total. */
 static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead, const float *far,
-                                     const int n_vec, const bool is_pairs, int p,
+                                     const int n_vec, const enum words words, int p,
                                      const float *total, int c, int n_lane)
 {
     const int left = a->pos + 1 - p * KV_PAGE;
@@ -233,8 +280,13 @@ static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead,
             .from = a->v_pages + at, .ahead = ahead + c + v * LANES, .far = far + c + v * LANES};
         sum[0][v] = p == 0 ? v_set1(0) : v_load_n(y + v * LANES, n_lane);
     }
-    tile_add(sum, 1, n_vec, is_pairs, a->score + (int64_t)p * CHUNK, value, a->d_head, false,
-             left < KV_PAGE ? left : KV_PAGE, n_lane);
+    const int n = left < KV_PAGE ? left : KV_PAGE;
+    const float *const share = a->score + (int64_t)p * CHUNK;
+    tile_add(sum, 1, n_vec, words, share, value, a->d_head, false, n_share(words, n), n_lane);
+    if (words == PAIRS && n % 2 != 0) {
+        tile_add_one(sum, n_vec, 0, 1, share + n / 2, value[0].from + (int64_t)(n / 2) * a->d_head,
+                     FIRST, n_lane);
+    }
     if (left <= KV_PAGE) {
         tile_store_means(y, a->y_stride, sum, 1, n_vec, total, n_lane);
         return;
@@ -245,7 +297,7 @@ static ALWAYS_INLINE void weigh_page(const struct attend *a, const float *ahead,
     }
 }
 
-static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pairs)
+static ALWAYS_INLINE void attend_heads(const struct attend *a, const enum words words)
 {
     enum { VECS = ATTEND_VECS(1), PAGES = VECS / PAGE_VECS };
     const int n_page = a->pos / KV_PAGE + 1;
@@ -256,7 +308,7 @@ static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pai
         head[h] = attend_head(a, h);
         head[h].query += h * n_query;
         head[h].score += (int64_t)h * n_page * CHUNK;
-        tile_pack(head[h].query, CHUNK, head[h].q, 0, 1, a->d_head, a->scale);
+        pack_query(&head[h], CHUNK, 1, words);
     }
     for (int p = 0; p < n_page;) {
         const int n = p + PAGES <= n_page ? PAGES : 1;
@@ -264,16 +316,16 @@ static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pai
             const struct piece ahead = piece_after(head, a->n_head, h, n, p, n_page, 1);
             const struct piece far = piece_after(head, a->n_head, h, n, p, n_page, 2);
             if (n == PAGES) {
-                score_head(&head[h], &ahead, &far, PAGES, is_pairs, p);
+                score_head(&head[h], &ahead, &far, PAGES, words, p);
             } else {
-                score_head(&head[h], &ahead, &far, 1, is_pairs, p);
+                score_head(&head[h], &ahead, &far, 1, words, p);
             }
         }
         p += n;
     }
     for (int h = 0; h < a->n_head; h++) {
         hide_later(&head[h], CHUNK, 1, n_page);
-        exp_scores(head[h].score, CHUNK, 1, n_page, &total[h]);
+        exp_scores(head[h].score, CHUNK, 1, words, n_page, &total[h]);
     }
     for (int p = 0; p < n_page; p++) {
         for (int h = 0; h < a->n_head; h++) {
@@ -283,10 +335,10 @@ static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pai
             const float *const far = later.head->v_pages + a->page[later.page] * a->v_stride;
             int c = 0;
             for (; c + VECS * LANES <= a->d_head; c += VECS * LANES) {
-                weigh_page(&head[h], ahead, far, VECS, is_pairs, p, &total[h], c, LANES);
+                weigh_page(&head[h], ahead, far, VECS, words, p, &total[h], c, LANES);
             }
             for (; c < a->d_head; c += LANES) {
-                weigh_page(&head[h], ahead, far, 1, is_pairs, p, &total[h], c,
+                weigh_page(&head[h], ahead, far, 1, words, p, &total[h], c,
                            lanes_left(a->d_head, c));
             }
         }
@@ -295,41 +347,65 @@ static ALWAYS_INLINE void attend_heads(const struct attend *a, const bool is_pai
 
 static void attend_heads_floats(const struct attend *a)
 {
-    attend_heads(a, false);
+    attend_heads(a, FLOATS);
 }
 
+static void attend_heads_widened(const struct attend *a)
+{
+    attend_heads(a, WIDENED);
+}
+
+#if defined(HAS_DOT_PAIRS)
 static void attend_heads_pairs(const struct attend *a)
 {
-    attend_heads(a, true);
+    attend_heads(a, PAIRS);
 }
+#endif
 
 /* ---- several rows, one head ------------------------------------------------------------------ */
 
-#define ATTEND(n)                                                                                  \
-    static void attend_##n(const struct attend *a)                                                 \
+#define ATTEND(n, kind, words)                                                                     \
+    static void attend_##kind##_##n(const struct attend *a)                                        \
     {                                                                                              \
-        attend_rows(a, n, false);                                                                  \
+        attend_rows(a, n, words);                                                                  \
     }
-#define ATTEND_PAIRS(n)                                                                            \
-    static void attend_pairs_##n(const struct attend *a)                                           \
-    {                                                                                              \
-        attend_rows(a, n, true);                                                                   \
-    }
-EACH_TILE(ATTEND)
+#define ATTEND_FLOATS(n) ATTEND(n, floats, FLOATS)
+#define ATTEND_WIDENED(n) ATTEND(n, widened, WIDENED)
+#define ATTEND_PAIRS(n) ATTEND(n, pairs, PAIRS)
+EACH_TILE(ATTEND_FLOATS)
+EACH_PAIRS_TILE(ATTEND_WIDENED)
+#if defined(HAS_DOT_PAIRS)
 EACH_PAIRS_TILE(ATTEND_PAIRS)
+#endif
 
 struct size {
     int n_row;
     void (*attend)(const struct attend *);
 };
 
-static void attend_tiles(const struct attend *a)
+/* By kind of words. */
+#define SIZE_FLOATS(n) {n, attend_floats_##n},
+#define SIZE_WIDENED(n) {n, attend_widened_##n},
+#define SIZE_PAIRS(n) {n, attend_pairs_##n},
+static const struct size sizes_floats[] = {EACH_TILE(SIZE_FLOATS)};
+static const struct size sizes_widened[] = {EACH_PAIRS_TILE(SIZE_WIDENED)};
+#if defined(HAS_DOT_PAIRS)
+static const struct size sizes_pairs[] = {EACH_PAIRS_TILE(SIZE_PAIRS)};
+#endif
+
+static const struct {
+    void (*heads)(const struct attend *);
+    const struct size *sizes;
+} kinds[] = {
+    [FLOATS] = {attend_heads_floats, sizes_floats},
+    [WIDENED] = {attend_heads_widened, sizes_widened},
+#if defined(HAS_DOT_PAIRS)
+    [PAIRS] = {attend_heads_pairs, sizes_pairs},
+#endif
+};
+
+static void attend_tiles(const struct attend *a, const struct size *size)
 {
-#define TILE(n) {n, attend_##n},
-#define TILE_PAIRS(n) {n, attend_pairs_##n},
-    static const struct size tiles[] = {EACH_TILE(TILE)};
-    static const struct size pairs_tiles[] = {EACH_PAIRS_TILE(TILE_PAIRS)};
-    const struct size *size = a->is_pairs ? pairs_tiles : tiles;
     for (int r = 0; r < a->n_row; r += size->n_row) {
         while (size->n_row > a->n_row - r) {
             size++;
@@ -344,12 +420,13 @@ static void attend_tiles(const struct attend *a)
 
 void SIMD(attend)(const struct attend *a)
 {
+    const enum words words = !a->is_pairs ? FLOATS : a->by_pairs ? PAIRS : WIDENED;
     if (a->n_row == 1) {
-        (a->is_pairs ? attend_heads_pairs : attend_heads_floats)(a);
+        kinds[words].heads(a);
         return;
     }
     for (int h = 0; h < a->n_head; h++) {
         const struct attend head = attend_head(a, h);
-        attend_tiles(&head);
+        attend_tiles(&head, kinds[words].sizes);
     }
 }

@@ -236,11 +236,12 @@ static ALWAYS_INLINE void weigh_own(const struct attend *a, const struct group *
             sum[r][v] = v_load_n(y + r * a->y_stride + v * LANES, n_lane);
         }
     }
-    tile_add(sum, n_row, n_vec, true, share, value, a->d_head, false, at + 1, n_lane);
+    tile_add(sum, n_row, n_vec, WIDENED, share, value, a->d_head, false, at + 1, n_lane);
     UNROLL
     for (int i = 1; i < n_row; i++) {
         tile_add_one(sum, n_vec, i, n_row, share + at + i,
-                     piece + value_row(true, at + i) * a->d_head, value_part(true, at + i), n_lane);
+                     piece + value_row(WIDENED, at + i) * a->d_head, value_part(WIDENED, at + i),
+                     n_lane);
     }
     tile_store_means(y, a->y_stride, sum, n_row, n_vec, total + row, n_lane);
 }

@@ -3,6 +3,7 @@
 #define KERNELS_CPU_SIMD_DOT_H
 
 #include "kernels/cpu/simd/simd.h"
+#include "kernels/err.h"
 
 /* Instructions that only some sets have: dot products of four bytes, and of two BF16. */
 #if defined(ISA_AVX512) || defined(ISA_NEON_DOT)
@@ -37,14 +38,18 @@ static ALWAYS_INLINE vi vi_dot_bytes(vi sum, vi a, vi b)
 }
 #endif
 
-#if defined(HAS_DOT_PAIRS)
 /* sum + the products of the two BF16 of each lane. */
 static ALWAYS_INLINE vf v_dot_pairs(vf sum, vf a, vf b)
 {
 #if defined(ISA_AVX512)
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-#else
+#elif defined(ISA_NEON_BF16)
     return (vf)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#else
+    (void)sum;
+    (void)a;
+    (void)b;
+    UNREACHABLE(); /* callers ask for HAS_DOT_PAIRS, or the machine has no GEMM_PAIRS */
 #endif
 }
 
@@ -53,10 +58,13 @@ static ALWAYS_INLINE vf v_pairs(vf low, vf high)
 {
 #if defined(ISA_AVX512)
     return (vf)_mm512_cvtne2ps_pbh(high, low);
-#else
+#elif defined(ISA_NEON_BF16)
     return (vf)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)low), (float32x4_t)high);
+#else
+    (void)low;
+    (void)high;
+    UNREACHABLE();
 #endif
 }
-#endif
 
 #endif

@@ -2,18 +2,12 @@
 #include "kernels/cpu/simd/gemm.h"
 #include "kernels/int8.h"
 
-/* LANES floats of a row that has n left, 0 past its end. */
-static ALWAYS_INLINE vf load_left(const float *from, int n)
-{
-    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
-}
-
 /* 2·CHUNK elements as CHUNK pairs; 0 past the end of the row. */
 static void pack_pairs(uint32_t *to, const float *from, int n)
 {
 #if defined(HAS_DOT_PAIRS)
     for (int c = 0; c < CHUNK; c += LANES, from += 2 * LANES, n -= 2 * LANES) {
-        v_store(to + c, v_pairs(load_left(from, n), load_left(from + LANES, n - LANES)));
+        v_store(to + c, v_pairs(v_load_left(from, n), v_load_left(from + LANES, n - LANES)));
     }
 #else
     (void)to;
@@ -46,7 +40,7 @@ static void pack_split(uint32_t *to, uint32_t *to_low, const float *from)
 static void pack_floats(uint32_t *to, const float *from, int n, bool round_bf16)
 {
     for (int c = 0; c < CHUNK; c += LANES) {
-        const vf v = load_left(from + c, n - c);
+        const vf v = v_load_left(from + c, n - c);
         v_store(to + c, round_bf16 ? v_round_bf16(v) : v);
     }
 }
@@ -56,7 +50,7 @@ static struct int8_scale scale_of(const float *x, int n)
 {
     vi max = vi_set1(0);
     for (int k = 0; k < n; k += LANES) {
-        max = vi_max(max, (vi)v_abs(load_left(x + k, n - k)));
+        max = vi_max(max, (vi)v_abs(v_load_left(x + k, n - k)));
     }
     uint32_t most = 0;
     for (int i = 0; i < LANES; i++) {
@@ -80,7 +74,7 @@ static void pack_bytes(uint32_t *to, const float *from, int n, float inverse)
     const vb offset = {0};
 #endif
     for (int c = 0; c < INPUTS; c += LANES) {
-        const vf scaled = load_left(from + c, n - c) * v_set1(inverse);
+        const vf scaled = v_load_left(from + c, n - c) * v_set1(inverse);
         const vb bytes = offset ^ vi_low_bytes((vi)(scaled + v_set1(INT8_MAGIC)));
         memcpy(q + c, &bytes, sizeof bytes);
     }

@@ -184,6 +184,8 @@ struct attend {
     int pos;            /* of the first row */
     int n_head, d_head; /* heads side by side: up to ATTEND_HEADS */
     bool is_pairs;      /* the pages hold */
+    bool by_pairs;      /* the instruction for pairs multiplies them by queries and shares, which
+                         * are rounded to BF16 */
     float scale;
 };
 

@@ -310,6 +310,12 @@ static ALWAYS_INLINE uint32_t v_bits(vi mask)
 
 #endif
 
+/* LANES floats of a row that has n left, 0 past its end. */
+static ALWAYS_INLINE vf v_load_left(const float *from, int n)
+{
+    return n >= LANES ? v_load(from) : n > 0 ? v_load_n(from, n) : v_set1(0);
+}
+
 static ALWAYS_INLINE vf v_from_bf16(vh h)
 {
 #if defined(ISA_AVX512) /* the compiler would widen it in halves */

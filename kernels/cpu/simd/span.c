@@ -41,7 +41,7 @@ static const float *piece_of(const struct attend_span *a, const float *pages, in
 
 /* Scores of n_page pages of the window from page number first on; before the text, keys are 0. */
 static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row, const int n_page,
-                                      const bool is_pairs, int first)
+                                      const enum words words, int first)
 {
     const struct attend_span *const a = t->a;
     const int n_vec = n_page * PAGE_VECS;
@@ -56,7 +56,7 @@ static ALWAYS_INLINE void score_pages(const struct span_tile *t, const int n_row
             .from = piece_of(a, a->k_pages, a->k_stride, t->u0 + page * KV_PAGE) + lane,
             .ahead = piece_of(a, a->k_pages, a->k_stride, t->u0 + next * KV_PAGE) + lane};
     }
-    tile_dots(sum, n_row, n_vec, is_pairs, t->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
+    tile_dots(sum, n_row, n_vec, words, t->query, TILE_CHUNK, a->d_head, key, KV_PAGE, LANES);
     tile_store_pages(t->score + (int64_t)first * TILE_CHUNK, TILE_CHUNK, sum, n_row, n_vec, LANES);
 }
 
@@ -72,7 +72,7 @@ static ALWAYS_INLINE void score_columns(const struct span_tile *t, tile_sums sum
         const float *const from = table + i + v * LANES;
         key[v] = (struct tile_vec){.from = from, .ahead = from};
     }
-    tile_dots(sum, n_row, n_vec, false, t->query, TILE_CHUNK, t->a->d_head, key, stride, n_lane);
+    tile_dots(sum, n_row, n_vec, FLOATS, t->query, TILE_CHUNK, t->a->d_head, key, stride, n_lane);
 }
 
 static ALWAYS_INLINE void score_distances(const struct span_tile *t, const int n_row,
@@ -99,7 +99,8 @@ static ALWAYS_INLINE void score_persistent(const struct span_tile *t, const int 
                      n_row, n_vec, n_lane);
 }
 
-static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row, const bool is_pairs)
+static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row,
+                                    const enum words words)
 {
     const struct attend_span *const a = t->a;
     const int n_vec = ATTEND_VECS(n_row);
@@ -109,10 +110,10 @@ static ALWAYS_INLINE void score_all(const struct span_tile *t, const int n_row, 
         memset(t->score + (int64_t)p * TILE_CHUNK, 0, TILE_CHUNK * sizeof *t->score);
     }
     for (; p + group <= t->n_page; p += group) {
-        score_pages(t, n_row, group, is_pairs, p);
+        score_pages(t, n_row, group, words, p);
     }
     for (; p < t->n_page; p++) {
-        score_pages(t, n_row, 1, is_pairs, p);
+        score_pages(t, n_row, 1, words, p);
     }
     int i = 0;
     for (; i + n_vec * LANES <= a->window; i += n_vec * LANES) {
@@ -221,28 +222,28 @@ static void share_all(const struct span_tile *t, int n_row, float *total)
 
 /* Adds the value of position u to rows from .. to-1 of the tile. */
 static ALWAYS_INLINE void add_position(const struct span_tile *t, tile_sums sum, const int n_vec,
-                                       const bool is_pairs, const int from, const int to, int row,
-                                       int u, int c, int n_lane)
+                                       const enum words words, const int from, const int to,
+                                       int row, int u, int c, int n_lane)
 {
     const float *const piece = piece_of(t->a, t->a->v_pages, t->a->v_stride, u) + c;
     tile_add_one(sum, n_vec, from, to,
                  t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE +
                      u % KV_PAGE,
-                 piece + value_row(is_pairs, u) * t->a->d_head, value_part(is_pairs, u), n_lane);
+                 piece + value_row(words, u) * t->a->d_head, value_part(words, u), n_lane);
 }
 
 /* The values of the window. Rows of a tile begin and end at consecutive positions: what all see is
  * added for all, the rest by position and row. */
 static ALWAYS_INLINE void add_window(const struct span_tile *t, tile_sums sum, int row,
-                                     const int n_row, const int n_vec, const bool is_pairs, int c,
-                                     int n_lane)
+                                     const int n_row, const int n_vec, const enum words words,
+                                     int c, int n_lane)
 {
     const struct attend_span *const a = t->a;
     const int pos = t->pos + row;
     UNROLL
     for (int i = 0; i + 1 < n_row; i++) {
         if (pos - t->reach + i >= 0) {
-            add_position(t, sum, n_vec, is_pairs, 0, i + 1, row, pos - t->reach + i, c, n_lane);
+            add_position(t, sum, n_vec, words, 0, i + 1, row, pos - t->reach + i, c, n_lane);
         }
     }
     const int first = pos + n_row - 1 - t->reach > 0 ? pos + n_row - 1 - t->reach : 0;
@@ -253,17 +254,17 @@ static ALWAYS_INLINE void add_window(const struct span_tile *t, tile_sums sum, i
         struct tile_vec value[ATTEND_VECS(1)];
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            const int64_t at = value_row(is_pairs, u) * a->d_head + c + v * LANES;
+            const int64_t at = value_row(words, u) * a->d_head + c + v * LANES;
             value[v] = (struct tile_vec){.from = piece_of(a, a->v_pages, a->v_stride, u) + at,
                                          .ahead = piece_of(a, a->v_pages, a->v_stride, next) + at};
         }
-        tile_add(sum, n_row, n_vec, is_pairs,
+        tile_add(sum, n_row, n_vec, words,
                  t->score + (int64_t)((u - t->u0) / KV_PAGE) * TILE_CHUNK + row * KV_PAGE + offset,
                  value, a->d_head, offset % 2 != 0, n, n_lane);
     }
     UNROLL
     for (int i = 1; i < n_row; i++) {
-        add_position(t, sum, n_vec, is_pairs, i, n_row, row, pos + i - 1, c, n_lane);
+        add_position(t, sum, n_vec, words, i, n_row, row, pos + i - 1, c, n_lane);
     }
 }
 
@@ -282,20 +283,20 @@ static ALWAYS_INLINE void add_persistent(const struct span_tile *t, tile_sums su
             value[v] = (struct tile_vec){.from = from + i * a->value_stride,
                                          .ahead = from + next * a->value_stride};
         }
-        tile_add(sum, n_row, n_vec, false, score, value, a->value_stride, false, n, n_lane);
+        tile_add(sum, n_row, n_vec, FLOATS, score, value, a->value_stride, false, n, n_lane);
         score += TILE_CHUNK;
     }
 }
 
 /* y of n_row rows from row on in n_vec vectors of columns from c on. */
 static ALWAYS_INLINE void weigh_values(const struct span_tile *t, int row, const int n_row,
-                                       const int n_vec, const bool is_pairs, const float *total,
+                                       const int n_vec, const enum words words, const float *total,
                                        int c, int n_lane)
 {
     tile_sums sum;
     tile_zero(sum, n_row, n_vec);
     if (t->reach > 0) {
-        add_window(t, sum, row, n_row, n_vec, is_pairs, c, n_lane);
+        add_window(t, sum, row, n_row, n_vec, words, c, n_lane);
     }
     add_persistent(t, sum, row, n_row, n_vec, c, n_lane);
     tile_store_means(t->y + row * t->a->y_stride + c, t->a->y_stride, sum, n_row, n_vec,
@@ -303,16 +304,16 @@ static ALWAYS_INLINE void weigh_values(const struct span_tile *t, int row, const
 }
 
 static ALWAYS_INLINE void weigh_rows(const struct span_tile *t, int row, const int n_row,
-                                     const bool is_pairs, const float *total)
+                                     const enum words words, const float *total)
 {
     const int n_vec = ATTEND_VECS(n_row);
     const int d_head = t->a->d_head;
     int c = 0;
     for (; c + n_vec * LANES <= d_head; c += n_vec * LANES) {
-        weigh_values(t, row, n_row, n_vec, is_pairs, total, c, LANES);
+        weigh_values(t, row, n_row, n_vec, words, total, c, LANES);
     }
     for (; c < d_head; c += LANES) {
-        weigh_values(t, row, n_row, 1, is_pairs, total, c, lanes_left(d_head, c));
+        weigh_values(t, row, n_row, 1, words, total, c, lanes_left(d_head, c));
     }
 }
 
@@ -329,30 +330,30 @@ static void weigh_row_pairs(const struct span_tile *t, int row, const float *tot
 /* ---- a tile -----------------------------------------------------------------------------------*/
 
 static ALWAYS_INLINE void attend_rows(const struct span_tile *t, const int n_row,
-                                      const bool is_pairs)
+                                      const enum words words)
 {
     float total[TILE_ROWS];
     tile_pack(t->query, TILE_CHUNK, t->q, t->a->q_stride, n_row, t->a->d_head, t->a->scale);
-    score_all(t, n_row, is_pairs);
+    score_all(t, n_row, words);
     share_all(t, n_row, total);
     if (n_row == 1 || t->reach == 0 || t->reach >= n_row) {
-        weigh_rows(t, 0, n_row, is_pairs, total);
+        weigh_rows(t, 0, n_row, words, total);
         return;
     }
     for (int r = 0; r < n_row; r++) { /* no position is seen by all */
-        (is_pairs ? weigh_row_pairs : weigh_row)(t, r, total);
+        (words == WIDENED ? weigh_row_pairs : weigh_row)(t, r, total);
     }
 }
 
 #define ATTEND(n)                                                                                  \
     static void attend_##n(const struct span_tile *t)                                              \
     {                                                                                              \
-        attend_rows(t, n, false);                                                                  \
+        attend_rows(t, n, FLOATS);                                                                 \
     }
 #define ATTEND_PAIRS(n)                                                                            \
     static void attend_pairs_##n(const struct span_tile *t)                                        \
     {                                                                                              \
-        attend_rows(t, n, true);                                                                   \
+        attend_rows(t, n, WIDENED);                                                                \
     }
 EACH_TILE(ATTEND)
 EACH_PAIRS_TILE(ATTEND_PAIRS)

@@ -2,7 +2,8 @@
  *
  * It is that of gemm.c over what the cache holds: the rows' queries are multiplied by pages of
  * keys, which are [column][position], and their weights by pages of values, [position][column]; of
- * a cache in BF16 two columns, or two positions, share a word. Both are taken by chunks of CHUNK
+ * a cache in BF16 two columns, or two positions, share a word, and are widened or multiplied as a
+ * pair. Both are taken by chunks of CHUNK
  * floats of each row, one row after the other, so that all rows are reached by one pointer with
  * constant offsets.
  */
@@ -44,12 +45,28 @@ struct tile_vec {
     const float *from, *ahead, *far;
 };
 
-/* The number in a word: the float that it is, or the lower or the higher BF16 of a pair. */
-enum part { WHOLE, LOW, HIGH };
+/* What words of the cache hold: floats; pairs of BF16, each of which is widened to a float; or
+ * pairs that an instruction multiplies by pairs of the rows' numbers. */
+enum words { FLOATS, WIDENED, PAIRS };
 
-static ALWAYS_INLINE vf part_of(vf word, enum part part)
+/* What of a word is multiplied: the float that it is; the lower or the higher BF16 of a pair, as a
+ * float; a pair; or a pair whose higher number is left out. */
+enum part { WHOLE, LOW, HIGH, PAIR, FIRST };
+
+static ALWAYS_INLINE vf part_of(vf word, const enum part part)
 {
-    return part == WHOLE ? word : part == LOW ? (vf)((vu)word << 16) : (vf)((vu)word & 0xffff0000u);
+    return part == LOW     ? (vf)((vu)word << 16)
+           : part == HIGH  ? (vf)((vu)word & 0xffff0000u)
+           : part == FIRST ? (vf)((vu)word & 0xffffu)
+                           : word;
+}
+
+static ALWAYS_INLINE vf add_product(vf sum, vf in, vf weight, const enum part part)
+{
+    if (part == PAIR || part == FIRST) {
+        return v_dot_pairs(sum, in, weight);
+    }
+    return v_fma(in, weight, sum);
 }
 
 /* Adds the products of one number of each row and one of each output, whose words are at w + at. */
@@ -74,21 +91,22 @@ static ALWAYS_INLINE void tile_add_part(tile_sums sum, const int n_row, const in
         const vf in = v_set1(x[r * CHUNK]);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            sum[r][v] = v_fma(in, weight[v], sum[r][v]);
+            sum[r][v] = add_product(sum[r][v], in, weight[v], part);
         }
     }
 }
 
-/* Adds the products of n numbers of each row's chunk x and as many of each output, in rows of words
- * that are stride apart. With pairs, is_odd: the first number is the higher one of its word. If
- * there is a single vector, n_lane lanes of it are read. */
+/* Adds the products of n numbers (or pairs) of each row's chunk x and as many of each output, in
+ * rows of words that are stride apart. If words are widened, is_odd: the first number is the higher
+ * one of its word. If there is a single vector, n_lane lanes of it are read. */
 static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_vec,
-                                   const bool is_pairs, const float *x, const struct tile_vec *w,
+                                   const enum words words, const float *x, const struct tile_vec *w,
                                    int64_t stride, bool is_odd, int n, int n_lane)
 {
-    if (!is_pairs) {
+    if (words != WIDENED) {
+        const enum part part = words == PAIRS ? PAIR : WHOLE;
         for (int i = 0; i < n; i++) {
-            tile_add_part(sum, n_row, n_vec, WHOLE, x + i, w, i * stride, n_lane);
+            tile_add_part(sum, n_row, n_vec, part, x + i, w, i * stride, n_lane);
         }
         return;
     }
@@ -108,18 +126,20 @@ static ALWAYS_INLINE void tile_add(tile_sums sum, const int n_row, const int n_v
     }
 }
 
-/* Sums over d columns: of queries packed by chunk floats, and the keys of n_vec vectors. */
+/* Sums over d columns: of queries packed by chunk floats or pairs, and the keys of n_vec
+ * vectors. */
 static ALWAYS_INLINE void tile_dots(tile_sums sum, const int n_row, const int n_vec,
-                                    const bool is_pairs, const float *query, const int chunk, int d,
-                                    struct tile_vec *key, int64_t stride, int n_lane)
+                                    const enum words words, const float *query, const int chunk,
+                                    int d, struct tile_vec *key, int64_t stride, int n_lane)
 {
+    const int n = words == PAIRS ? d / 2 : d;
     tile_zero(sum, n_row, n_vec);
-    for (int c = 0; c < d; c += CHUNK) {
-        tile_add(sum, n_row, n_vec, is_pairs, query + c / CHUNK * chunk, key, stride, false,
-                 d - c < CHUNK ? d - c : CHUNK, n_lane);
+    for (int c = 0; c < n; c += CHUNK) {
+        tile_add(sum, n_row, n_vec, words, query + c / CHUNK * chunk, key, stride, false,
+                 n - c < CHUNK ? n - c : CHUNK, n_lane);
         UNROLL
         for (int v = 0; v < n_vec; v++) {
-            const int64_t step = CHUNK / (is_pairs ? 2 : 1) * stride;
+            const int64_t step = CHUNK / (words == WIDENED ? 2 : 1) * stride;
             key[v].from += step;
             key[v].ahead += step;
             key[v].far += key[v].far != NULL ? step : 0;
@@ -147,7 +167,7 @@ static ALWAYS_INLINE void tile_store_pages(float *to, const int chunk, tile_sums
 
 /* Adds the value of one position, in n_vec vectors, times the shares of rows from .. to-1. */
 static ALWAYS_INLINE void tile_add_one(tile_sums sum, const int n_vec, const int from, const int to,
-                                       const float *share, const float *value, enum part part,
+                                       const float *share, const float *value, const enum part part,
                                        int n_lane)
 {
     vf whole[ATTEND_VECS(1)];
@@ -160,21 +180,21 @@ static ALWAYS_INLINE void tile_add_one(tile_sums sum, const int n_vec, const int
         if (r >= from && r < to) {
             UNROLL
             for (int v = 0; v < n_vec; v++) {
-                sum[r][v] = v_fma(v_set1(share[r * CHUNK]), whole[v], sum[r][v]);
+                sum[r][v] = add_product(sum[r][v], v_set1(share[r * CHUNK]), whole[v], part);
             }
         }
     }
 }
 
 /* The row of words that holds position u of a page of values, and which part of each word it is. */
-static ALWAYS_INLINE int64_t value_row(const bool is_pairs, int u)
+static ALWAYS_INLINE int64_t value_row(const enum words words, int u)
 {
-    return is_pairs ? u % KV_PAGE / 2 : u % KV_PAGE;
+    return words == FLOATS ? u % KV_PAGE : u % KV_PAGE / 2;
 }
 
-static ALWAYS_INLINE enum part value_part(const bool is_pairs, int u)
+static ALWAYS_INLINE enum part value_part(const enum words words, int u)
 {
-    return !is_pairs ? WHOLE : u % 2 == 0 ? LOW : HIGH;
+    return words == FLOATS ? WHOLE : u % 2 == 0 ? LOW : HIGH;
 }
 
 /* y = sums, each row divided by its total. */
@@ -205,6 +225,21 @@ static inline void tile_pack(float *to, int chunk, const float *q, int64_t q_str
             const int n_lane = lanes_left(n, c);
             v_store_n(to + c / CHUNK * chunk + r * CHUNK + c % CHUNK,
                       v_load_n(q + r * q_stride + c, n_lane) * scale, n_lane);
+        }
+    }
+}
+
+/* The same, as pairs of BF16; a chunk's pairs past the n columns are 0. */
+static inline void tile_pack_pairs(float *to, int chunk, const float *q, int64_t q_stride,
+                                   int n_row, int n, float scale)
+{
+    for (int c = 0; c < n; c += 2 * LANES) {
+        const int word = c / 2;
+        for (int r = 0; r < n_row; r++) {
+            const float *const from = q + r * q_stride + c;
+            v_store(to + word / CHUNK * chunk + r * CHUNK + word % CHUNK,
+                    v_pairs(v_load_left(from, n - c) * scale,
+                            v_load_left(from + LANES, n - c - LANES) * scale));
         }
     }
 }
