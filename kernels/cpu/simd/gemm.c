@@ -215,7 +215,11 @@ static void multiply_tile(const struct product *p, const struct k_range *range,
  * any goes on. The first tile brings the words from memory; the others find them in L1 and
  * meanwhile prefetch what comes after the first one's own prefetches. Tile by tile, memory would be
  * idle during all tiles but the first. */
-enum { TURN_TILES = 3, TURN_WORDS = 32, TURN_LINES = 4 /* per chunk of x */ };
+enum { TURN_TILES = 3, TURN_WORDS = 32 };
+
+/* Lines that the others prefetch, all together, per chunk of x: half of the words that a turn takes
+ * from memory, so that it is as busy during their part as during the first one's. */
+enum { TURN_LINES = 16 };
 
 static void multiply_in_turns(const struct product *p, const struct k_range *range, int panel,
                               float *partial)
@@ -239,7 +243,7 @@ static void multiply_in_turns(const struct product *p, const struct k_range *ran
             const size_t x = (size_t)(k / CHUNK_WORDS(p->kind)) * CHUNK * (size_t)at[t].n_row;
             tiles[p->kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], prefetch);
             prefetch.w += prefetch.n_line * LINE_WORDS * (TURN_WORDS / CHUNK);
-            prefetch.n_line = TURN_LINES;
+            prefetch.n_line = TURN_LINES / (p->n_tile - 1);
         }
     }
     for (int t = 0; t < p->n_tile && range->is_last; t++) {
