@@ -82,8 +82,13 @@ class Optimizers:
         return {"adam": self.adam.state_dict(), "muon": self.muon.state_dict()}
 
     def load_state_dict(self, state):
-        self.adam.load_state_dict(state["adam"])
-        self.muon.load_state_dict(state["muon"])
+        """Moments alone: rates and weight decay are those that this run was given."""
+        for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
+            given = [{key: value for key, value in group.items() if key != "params"}
+                     for group in optimizer.param_groups]
+            optimizer.load_state_dict(saved)
+            for group, options in zip(optimizer.param_groups, given):
+                group.update(options)
 
 
 class Schedule:

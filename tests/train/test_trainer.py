@@ -95,6 +95,23 @@ def test_a_stopped_run_goes_on_to_the_same_weights(data, tmp_path, name):
         assert torch.equal(whole[key], parts[key]), key
 
 
+def weights(folder):
+    return torch.load(folder / "last.pt")["model"]
+
+
+def test_rates_and_weight_decay_may_be_given_anew(data, tmp_path):
+    train(data, tmp_path / "run", "product", "--total-steps", 2)
+    before = weights(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "decayed")
+    train(data, tmp_path / "run", "product", "--total-steps", 4, "--value-lr", 0)
+    after = weights(tmp_path / "run")
+    assert torch.equal(before["memories.1_in.values.weight"], after["memories.1_in.values.weight"])
+    train(data, tmp_path / "decayed", "product", "--total-steps", 4, "--value-lr", 0, "--weight-decay", 0)
+    linear = "attentions.0.q_lin.weight"
+    assert not torch.equal(before[linear], after[linear])
+    assert not torch.equal(after[linear], weights(tmp_path / "decayed")[linear])
+
+
 @pytest.mark.parametrize("name", ["product", "bytes"])
 def test_a_model_directory_can_be_trained_on(data, tmp_path, name):
     train(data, tmp_path / "first", name, "--total-steps", 6)
