@@ -9,6 +9,7 @@ see models/README.md.
 import argparse
 import json
 import os
+import pickle
 import shutil
 import struct
 import sys
@@ -77,9 +78,22 @@ def load_model(folder):
     return model.eval()
 
 
+def read_checkpoint(path):
+    """-> what train.py saved"""
+    with open(path, "rb") as f:
+        try:
+            state = torch.load(f, map_location="cpu")
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
+            state = None
+    if not isinstance(state, dict) or not {"model", "config", "step"} <= state.keys():
+        raise SystemExit(f"{path}: no checkpoint of train.py, or a part of one: give another, or delete it and "
+                         "train anew")
+    return state
+
+
 def load_checkpoint(path):
     """-> the model of a last.pt, in fp32, ready for inference"""
-    state = torch.load(path, map_location="cpu")
+    state = read_checkpoint(path)
     model = FAMILIES[state["config"]["model_type"]](state["config"])
     model.load_state_dict(state["model"])
     return model.eval()
@@ -137,7 +151,7 @@ def main():
     ap.add_argument("--top-k", type=int, help="likewise")
     ap.add_argument("--repetition-penalty", type=float, help="likewise")
     args = ap.parse_args()
-    state = torch.load(args.checkpoint, map_location="cpu")
+    state = read_checkpoint(args.checkpoint)
     if args.tokenizer is None and state["config"].get("tokenizer") != "byte":
         ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
     sampling = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}

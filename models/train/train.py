@@ -11,9 +11,10 @@ Writes into --out: last.pt (everything needed to go on exactly where it stopped,
 SIGTERM), log.jsonl, and curves.svg at each validation. The same command resumes.
 """
 import argparse
-import contextlib
+import fcntl
 import filecmp
 import json
+import math
 import os
 import signal
 import sys
@@ -24,7 +25,8 @@ import torch
 import config as configuration
 from all_attention import AllAttention
 from blocks import PRECISIONS
-from export import load_model
+from export import load_model, read_checkpoint
+from files import run, whole_file
 from memory_llama import MemoryLlama
 from model import Transformer
 from muon import Muon
@@ -135,11 +137,34 @@ def validate(task, args):
     return found
 
 
-def save(path, task, optimizer, step, args):
-    torch.save({"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
-                "config": task.model.config, "task": task.state_dict(),
-                "rng": torch.get_rng_state(), "args": vars(args)}, path + ".part")
-    os.replace(path + ".part", path)
+def save(path, task, optimizer, step, args, norms):
+    """norms: the sum of those of all gradients since the start, which shows whether one was not finite."""
+    if not math.isfinite(float(norms)):
+        raise SystemExit(f"step {step}: the gradients are no longer numbers, so this is not saved; {kept(path)} "
+                         "Give a lower --lr or --value-lr, or a longer --warmup")
+    try:
+        with whole_file(path) as f:
+            torch.save({"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
+                        "config": task.model.config, "task": task.state_dict(),
+                        "rng": torch.get_rng_state(), "args": vars(args)}, f)
+    except (OSError, RuntimeError) as e:  # The latter is PyTorch's, when it cannot write.
+        raise SystemExit(f"{path}: step {step} could not be saved: {e}; {kept(path)} Make room, and give the same "
+                         "command again") from None
+
+
+def kept(path):
+    return f"{path} is still what it was." if os.path.exists(path) else f"there is no {path} yet."
+
+
+def lock(folder):
+    """Keeps a second run out of the folder, whose checkpoints would take the place of ours. -> what holds the lock"""
+    log = open(os.path.join(folder, "log.jsonl"), "a", encoding="utf-8")
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"--out {folder}: another train.py is at work there: wait for it, end it, or give another "
+                         "--out") from None
+    return log
 
 
 def parse_args(argv=None):
@@ -263,8 +288,9 @@ def train(args):
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     os.makedirs(args.out, exist_ok=True)
+    locked = lock(args.out)  # noqa: F841 (as long as this function runs)
     last = os.path.join(args.out, "last.pt")
-    state = torch.load(last, map_location="cpu") if os.path.exists(last) else None
+    state = read_checkpoint(last) if os.path.exists(last) else None
     config = make_config(args, state)
     make_model, make_task = FAMILIES[config["model_type"]]
     model = make_model(config).to(args.device)
@@ -293,12 +319,13 @@ def train(args):
         signal.signal(sig, lambda *_: stop.append(True))
     model.train()
     schedule = Schedule(args)
-    validated = -1
+    validated, norms = -1, 0.0
     while not schedule.over(step) and not stop:
         with autocast(args):
             loss = task.loss(step)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        norms = norms + norm
         lr = optimizer.step(step, schedule.rate(step))
         task.stepped()
         report.step(step, loss.detach(), norm, lr)
@@ -307,8 +334,8 @@ def train(args):
             report.validated(step, validate(task, args))
             validated = step
         if step % args.save_every == 0:
-            save(last, task, optimizer, step, args)
-    save(last, task, optimizer, step, args)
+            save(last, task, optimizer, step, args, norms)
+    save(last, task, optimizer, step, args, norms)
     if not stop and validated != step:
         report.validated(step, validate(task, args))
     report.say(f"saved {last} at step {step}" + (": stopped, the same command resumes" if stop else ""))
@@ -316,12 +343,11 @@ def train(args):
 
 def main():
     args = parse_args()
-    with contextlib.suppress(BrokenPipeError):
-        try:
-            train(args)
-        except (configuration.ConfigError, FileNotFoundError) as e:
-            raise SystemExit(str(e)) from None
+    try:
+        train(args)
+    except configuration.ConfigError as e:
+        raise SystemExit(str(e)) from None
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,7 +1,9 @@
 """The trainer, from text to a model that pkmserve computes alike: all families, resumption, exports."""
 
+import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -154,6 +156,39 @@ def test_sigterm_saves_and_minutes_end_a_run(data, tmp_path):
     assert step >= 3
     train(data, out, "product", "--minutes", "0.02")
     assert torch.load(out / "last.pt")["step"] > step
+
+
+def test_a_checkpoint_is_not_lost_to_a_run_that_fails(data, tmp_path):
+    out = tmp_path / "run"
+    train(data, out, "product", "--total-steps", 2)
+    before = (out / "last.pt").read_bytes()
+    failed = train(data, out, "product", "--total-steps", 20, "--lr", 1e30, "--warmup", 1, status=1)
+    assert "no longer numbers" in failed.stderr and "is still what it was" in failed.stderr
+    assert (out / "last.pt").read_bytes() == before
+    limit = (len(before) // 2, resource.RLIM_INFINITY)
+    command = [sys.executable, TRAIN / "train.py", "--data", data, "--out", out, "--config",
+               config_of("product", tmp_path), *SMALL, "--total-steps", "4"]
+    full = subprocess.run(command, capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert full.returncode == 1 and "step 4 could not be saved" in full.stderr and "Traceback" not in full.stderr
+    assert (out / "last.pt").read_bytes() == before and not (out / "last.pt.part").exists()
+
+
+def test_a_folder_has_one_run_at_a_time(data, tmp_path):
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / "log.jsonl", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        refused = train(data, tmp_path / "run", "product", status=1)
+    assert "another train.py is at work there" in refused.stderr and not (tmp_path / "run" / "last.pt").exists()
+
+
+@pytest.mark.parametrize("script", ["train.py", "export.py"])
+def test_what_is_no_checkpoint_is_named(data, tmp_path, script):
+    (tmp_path / "last.pt").write_bytes(b"PK" + bytes(5000))
+    args = ("--data", data, "--out", tmp_path) if script == "train.py" else \
+        ("--checkpoint", tmp_path / "last.pt", "--out", tmp_path / "model")
+    refused = run(script, *args, status=1)
+    assert "last.pt: no checkpoint of train.py" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_twins_see_the_same_tokens_and_differ_in_the_memory(data, tmp_path):

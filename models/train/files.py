@@ -1,0 +1,48 @@
+"""What the commands of this folder share: files that are written whole or not at all, and faults of files
+and devices said in one line.
+"""
+import contextlib
+import os
+
+
+@contextlib.contextmanager
+def whole_file(path, mode="wb", **how):
+    """A file that takes the place of `path` once it is complete and on the disk. Who is killed or runs out of
+    room while it is written has the old file still, and who reads the old one goes on reading that."""
+    path = os.fspath(path)
+    part = path + ".part"
+    try:
+        with open(part, mode, **how) as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def run(main):
+    """Calls the main function of a command; a file that cannot be read or written is a line, not a traceback."""
+    try:
+        main()
+    except BrokenPipeError:
+        pass  # Who read our output has gone.
+    except OSError as e:
+        raise SystemExit(f"{e.filename}: {e.strerror}" if e.filename else str(e)) from None
+
+
+def check_range(parser, args, least, *names):
+    """Refuses options below `least`, by name; a number that is none is below everything."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not least <= value < float("inf"):
+            parser.error(f"--{name.replace('_', '-')} is {value}, but must be at least {least}")
+
+
+def check_positive(parser, args, *names):
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            parser.error(f"--{name.replace('_', '-')} is {value}, but must be above 0")
