@@ -158,6 +158,8 @@ class AllAttention(nn.Module):
         self.output = nn.Linear(d_model, c["vocab_size"])
         nn.init.normal_(self.output.weight, std=d_model ** -0.5)
         nn.init.zeros_(self.output.bias)
+        if c["tie_output"]:
+            self.output.weight = self.embeddings.weight
 
     def start(self, n_seq, dtype=torch.float):
         """The past of streams that begin: [n_layer, n_seq, max_span, D]"""

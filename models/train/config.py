@@ -7,12 +7,13 @@ import json
 import os
 
 INT, REAL, BOOL, TEXT = "a whole number", "a number", "true or false", "a text"
+MEMORIES_MAX = 64
 TYPES = {INT: int, REAL: (int, float), BOOL: bool, TEXT: str}
 
 # key: (type, least, most, needed)
 SIZE = {"model_type": (TEXT, None, None, True), "vocab_size": (INT, 2, 1 << 16, False),
         "d_model": (INT, 1, 1 << 16, True), "n_layer": (INT, 1, 1024, True),
-        "n_head": (INT, 1, 1024, True), "norm_eps": (REAL, 0, 1, True),
+        "n_head": (INT, 1, 1024, True), "norm_eps": (REAL, 1e-30, 1, True),
         "tie_output": (BOOL, None, None, True), "add_bos": (BOOL, None, None, False),
         "dtype": (TEXT, None, None, False)}
 IDS = {f"{name}_token_id": (INT, -1, 1 << 16, False) for name in ("bos", "eos", "pad", "unk")}
@@ -112,7 +113,9 @@ def check(config, vocab_size=None):
     rest = {key: value for key, value in config.items() if key != "memories"}
     check_table("", rest, fields)
     if family == "all_attention":
-        vocab_size = None  # Its tokens are bytes, whatever tokenizer lies beside them.
+        vocab_size = 256  # Its tokens are bytes, whatever tokenizer lies beside them.
+        if rest.setdefault("vocab_size", vocab_size) != vocab_size:
+            raise ConfigError(f"vocab_size is {rest['vocab_size']}, but must be 256, for tokens are bytes")
     if vocab_size is not None and rest.setdefault("vocab_size", vocab_size) != vocab_size:
         raise ConfigError(f"vocab_size is {rest['vocab_size']}, but the data's tokenizer has "
                           f"{vocab_size} pieces: give that number, or leave the key out")
@@ -134,6 +137,8 @@ def check(config, vocab_size=None):
         return rest
     if memory_fields is None or not isinstance(memories, list):
         raise ConfigError("memories must be a list, of a family that has memories")
+    if len(memories) > MEMORIES_MAX:
+        raise ConfigError(f"memories are {len(memories)}, but at most {MEMORIES_MAX} are served")
     for i, m in enumerate(memories):
         if not isinstance(m, dict):
             raise ConfigError(f"memories[{i}] must be an object")

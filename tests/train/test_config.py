@@ -25,6 +25,11 @@ def llama(**changes):
     return made
 
 
+def in_bytes(**changes):
+    with open(configuration.shipped("bytes"), encoding="utf-8") as f:
+        return json.load(f) | changes
+
+
 @pytest.mark.parametrize("name, vocab_size", [("demo", 4096), ("small", 500), ("memory-plus", 500), ("bytes", 500)])
 def test_shipped_configurations_are_accepted(name, vocab_size):
     config = configuration.read(configuration.shipped(name), vocab_size)
@@ -56,6 +61,7 @@ def test_the_vocabulary_of_the_data_fills_in_and_must_agree():
     (demo(d_model=True), "d_model is true, but must be a whole number"),
     (demo(d_model=0), "d_model is 0, but must be from 1 to 65536"),
     (demo(d_model=254), "d_model is 254, no multiple of n_head 4"),
+    (demo(norm_eps=0), "norm_eps is 0, but must be from 1e-30 to 1"),
     (demo(activation="swish"), 'activation is "swish".*"gelu" or "relu"'),
     (demo(bos_token_id=-1), "bos_token_id is missing"),
     (demo(eos_token_id=4096), "eos_token_id is 4096, but vocab_size is 4096"),
@@ -70,6 +76,8 @@ def test_the_vocabulary_of_the_data_fills_in_and_must_agree():
     (memory(values_of=0), r"memories\[0\].values_of is 0, which is no earlier memory"),
     (memory(subtract="mean"), r"memories\[0\].subtract cannot be trained here"),
     (demo(memories=demo()["memories"] * 2), r"memories\[1\].layer and place must come behind"),
+    (demo(memories=demo()["memories"] * 65), "memories are 65, but at most 64"),
+    (in_bytes(vocab_size=100), "vocab_size is 100, but must be 256"),
     (llama(value_projection=False), r"memories\[1\].value_gate needs value_projection"),
     (llama(d_value=64), r"memories\[1\].values_of: memories\[0\] has another n_slot or d_value"),
     (llama(kind="product"), r"memories\[1\].kind cannot be trained here"),
