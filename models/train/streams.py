@@ -2,6 +2,8 @@
 """
 import math
 import os
+import sys
+import zlib
 
 import numpy as np
 import torch
@@ -55,6 +57,7 @@ class Streams:
             nn.init.constant_(layer.spans, min(1.0, args.span_init / layer.max_span))
         self.n_block = max(1, args.valid_windows // args.batch)
         text = self.read("train", 2 * args.stream_blocks + 3)
+        self.checksum = zlib.crc32(text)
         self.pieces = Pieces(text, args.n_tok, args.batch, args.stream_blocks, args.seed)
         self.held_out = self.read("valid", args.batch * (self.n_block + 1))
         self.past = self.model.start(args.batch, PRECISIONS[args.precision])
@@ -62,12 +65,12 @@ class Streams:
     def read(self, split, n_block):
         """The bytes of a text, of n_block blocks at least."""
         path = os.path.join(self.args.data, split + ".txt")
-        text = np.memmap(path, np.uint8, mode="r")
-        if len(text) < n_block * self.args.n_tok:
-            raise SystemExit(f"{path}: {len(text)} bytes, but at least {n_block * self.args.n_tok} are "
+        n_byte = os.path.getsize(path)
+        if n_byte < n_block * self.args.n_tok:
+            raise SystemExit(f"{path}: {n_byte} bytes, but at least {n_block * self.args.n_tok} are "
                              "needed: give a longer text, or lower --n-tok, --stream-blocks or "
                              "--valid-windows")
-        return text
+        return np.memmap(path, np.uint8, mode="r")
 
     def block_loss(self, ids, targets, past):
         device = self.args.device
@@ -100,8 +103,17 @@ class Streams:
                 layer.spans.clamp_(0, 1)
 
     def state_dict(self):
-        return {"at": torch.from_numpy(self.pieces.at), "past": self.past}
+        return {"at": torch.from_numpy(self.pieces.at), "past": self.past, "train": self.checksum}
 
     def load_state_dict(self, state):
-        self.pieces.at[:] = state["at"].numpy()
+        at, n_tok, data = state["at"].numpy(), self.args.n_tok, self.args.data
+        if len(at) != self.args.batch:
+            raise SystemExit(f"--batch is {self.args.batch}, but the run was begun with {len(at)} streams: give that "
+                             "number, or another --out")
+        if int((at[:, 1] + at[:, 2] * n_tok).max()) >= len(self.pieces.data):
+            raise SystemExit(f"{data}: train.txt ends before a stream does: give the text and the --n-tok that the run "
+                             "was begun with, or another --out")
+        if state.get("train", self.checksum) != self.checksum:
+            print(f"  {data}: train.txt is another text than the run was begun with", file=sys.stderr)
+        self.pieces.at[:] = at
         self.past.copy_(state["past"])

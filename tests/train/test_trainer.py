@@ -211,6 +211,25 @@ def test_what_changed_is_said_when_a_run_resumes(data, tmp_path):
     assert "train.bin is another text than the run was begun with" in resumed.stderr
 
 
+def test_streams_go_on_in_the_text_and_number_that_they_began_with(data, tmp_path):
+    train(data, tmp_path / "run", "bytes", "--total-steps", 2)
+    refused = train(data, tmp_path / "run", "bytes", "--total-steps", 4, "--batch", 2, status=1)
+    assert "--batch is 2, but the run was begun with 4 streams" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    other = tmp_path / "other"
+    shutil.copytree(data, other)
+    text = (data / "train.txt").read_bytes()
+    (other / "train.txt").write_bytes(text[:200])
+    refused = train(other, tmp_path / "run", "bytes", "--total-steps", 4, status=1)
+    assert "train.txt ends before a stream does" in refused.stderr
+    (other / "train.txt").write_bytes(text + b"\n")
+    resumed = train(other, tmp_path / "run", "bytes", "--total-steps", 4)
+    assert "train.txt is another text" in resumed.stderr
+    (other / "train.txt").write_bytes(b"")
+    refused = train(other, tmp_path / "new", "bytes", status=1)
+    assert "train.txt: 0 bytes, but at least" in refused.stderr and "Traceback" not in refused.stderr
+
+
 @pytest.mark.parametrize("args, said", [
     (("--n-tok", "100"), "--n-tok is 100, but the model has 64 positions"),
     (("--data", "/nowhere"), "/nowhere"),
