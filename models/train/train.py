@@ -26,7 +26,7 @@ import config as configuration
 from all_attention import AllAttention
 from blocks import PRECISIONS
 from export import load_model, read_checkpoint
-from files import run, whole_file
+from files import check_positive, check_range, run, whole_file
 from memory_llama import MemoryLlama
 from model import Transformer
 from muon import Muon
@@ -37,7 +37,7 @@ from windows import Windows
 FAMILIES = {"pkm_transformer": (Transformer, Windows), "memory_llama": (MemoryLlama, Windows),
             "all_attention": (AllAttention, Streams)}
 SHIPPED = {"pkm": "demo", "memory-plus": "memory-plus", "all-attention": "bytes"}
-WARMUP_SHARE, DECAY_SHARE = 0.1, 0.2  # of --minutes
+WARMUP_SHARE, DECAY_SHARE = 0.1, 0.2  # of --minutes, and the latter of --total-steps
 SAME = ("batch", "n_tok", "seed")  # What the order of the tokens depends on, besides the text.
 
 
@@ -196,8 +196,8 @@ def parse_args(argv=None):
     rate.add_argument("--clip", type=float, default=1.0, help="longest gradient (1)")
     rate.add_argument("--warmup", type=int, default=200, help="steps until the peak rate (200); with --minutes a tenth of\nthese at the latest")
     rate.add_argument("--minutes", type=float, help="end after so many minutes of this run")
-    rate.add_argument("--decay-start", type=int, default=4000,
-                      help="without --minutes: step at which the rate begins to fall (4000)")
+    rate.add_argument("--decay-start", type=int,
+                      help="without --minutes: step at which the rate begins to fall (four fifths of\n--total-steps)")
     rate.add_argument("--total-steps", type=int, default=5000,
                       help="without --minutes: step at which it is zero, and training ends (5000)")
     rate.add_argument("--seed", type=int, default=1,
@@ -225,13 +225,17 @@ def parse_args(argv=None):
     machine.add_argument("--valid-windows", type=int, default=96,
                          help="windows of a validation, from the start of each held-out file (96)")
     args = ap.parse_args(argv)
-    for name in ("batch", "n_tok", "warmup", "log_every", "save_every", "valid_every",
-                 "valid_windows", "threads", "stream_blocks"):
-        if getattr(args, name) < 1:
-            ap.error(f"--{name.replace('_', '-')} must be at least 1")
-    if args.minutes is not None and args.minutes <= 0:
-        ap.error("--minutes must be positive")
-    args.kind = torch.device(args.device).type
+    check_range(ap, args, 1, "batch", "n_tok", "warmup", "log_every", "save_every", "valid_every",
+                "valid_windows", "threads", "stream_blocks")
+    check_range(ap, args, 0, "value_lr", "span_lr", "span_init", "span_cost", "weight_decay", "muon_from", "seed",
+                "decay_start", "total_steps")
+    check_positive(ap, args, "minutes", "lr", "clip")
+    if args.decay_start is None:
+        args.decay_start = int(args.total_steps * (1 - DECAY_SHARE))
+    try:
+        args.kind = torch.empty(0, device=args.device).device.type
+    except (AssertionError, RuntimeError) as e:
+        ap.error(f"--device {args.device}: {str(e).splitlines()[0]}")
     args.precision = args.precision or ("bf16" if has_bf16(args.kind) else "f32")
     return args
 
@@ -246,6 +250,8 @@ def make_config(args, state):
                                else configuration.shipped(SHIPPED[args.family]))
         given = configuration.read(path, vocabulary(args.data))
         given = configuration.without_memories(given) if args.dense else given
+    if state and not given and args.dense and state["config"].get("memories"):
+        raise SystemExit(f"{args.out}: last.pt has memories, but --dense was given: give another --out, or leave it out")
     if state and given and given != state["config"]:
         raise SystemExit(f"{args.out}: last.pt was begun with another configuration than {args.config}"
                          f"{' --dense' if args.dense else ''}: give another --out, or leave out --config")

@@ -104,7 +104,7 @@ class Windows:
     def __init__(self, args, model):
         self.args, self.model = args, model
         config = model.config
-        if 1 < config["max_position"] < args.n_tok:
+        if config["max_position"] < args.n_tok:
             raise SystemExit(f"--n-tok is {args.n_tok}, but the model has {config['max_position']} positions")
         make = lambda name: Batches(os.path.join(args.data, name), args.n_tok, args.batch,
                                     config["bos_token_id"], args.seed, config["max_position"],
@@ -112,6 +112,8 @@ class Windows:
         self.batches = make("train.bin")
         names = sorted(name for name in os.listdir(args.data)
                        if name.startswith("valid") and name.endswith(".bin"))
+        if not names:
+            raise SystemExit(f"{args.data}: there is no valid.bin: prepare the text again")
         self.held_out = {name[:-4].replace("-", "_"): make(name) for name in names}
         for name, batches, least in (("train", self.batches, 3),
                                      *((name, batches, 1) for name, batches in self.held_out.items())):
@@ -119,6 +121,9 @@ class Windows:
                 raise SystemExit(f"{args.data}: {name} has {len(batches.ids)} tokens, but at least "
                                  f"{least * args.n_tok + 1} are needed: give a longer text, or lower "
                                  "--n-tok")
+            if int(batches.ids.max()) >= config["vocab_size"]:
+                raise SystemExit(f"{args.data}: {name} has token {int(batches.ids.max())}, but vocab_size is "
+                                 f"{config['vocab_size']}: prepare the text with the model's tokenizer")
 
     def loss(self, step):
         return self.batch_loss(*self.batches.train(step))

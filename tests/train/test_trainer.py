@@ -233,13 +233,42 @@ def test_streams_go_on_in_the_text_and_number_that_they_began_with(data, tmp_pat
 @pytest.mark.parametrize("args, said", [
     (("--n-tok", "100"), "--n-tok is 100, but the model has 64 positions"),
     (("--data", "/nowhere"), "/nowhere"),
-    (("--batch", "0"), "--batch must be at least 1"),
+    (("--batch", "0"), "--batch is 0, but must be at least 1"),
+    (("--lr", "0"), "--lr is 0.0, but must be above 0"),
+    (("--value-lr", "nan"), "--value-lr is nan, but must be at least 0"),
+    (("--clip", "0"), "--clip is 0.0, but must be above 0"),
+    (("--seed", "-1"), "--seed is -1, but must be at least 0"),
+    (("--device", "abacus"), "--device abacus: "),
 ])
 def test_bad_options_are_named_in_one_line(data, tmp_path, args, said):
     done = subprocess.run([sys.executable, TRAIN / "train.py", "--data", data, "--out", tmp_path / "run",
                            "--config", config_of("product", tmp_path), *SMALL, *args],
                           capture_output=True, text=True)
     assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_rate_falls_in_the_last_fifth_of_all_steps():
+    from train import Schedule, parse_args
+
+    rate = Schedule(parse_args(["--data", "d", "--out", "o", "--total-steps", "100", "--warmup", "10"])).rate
+    assert [round(rate(step), 6) for step in (0, 9, 79, 80, 90, 99, 100)] == [0.1, 1, 1, 1, 0.5, 0.05, 0]
+
+
+def test_memories_are_not_made_dense_when_a_run_resumes(data, tmp_path):
+    train(data, tmp_path / "run", "product", "--total-steps", 2)
+    refused = run("train.py", "--data", data, "--out", tmp_path / "run", *SMALL, "--dense", status=1)
+    assert "last.pt has memories, but --dense was given" in refused.stderr
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda folder: (folder / "valid.bin").unlink(), "there is no valid.bin"),
+    (lambda folder: (folder / "train.bin").write_bytes(b"\xff\x7f" * 500), "train has token 32767, but vocab_size is"),
+])
+def test_data_that_do_not_fit_the_model_are_refused(data, tmp_path, change, said):
+    shutil.copytree(data, tmp_path / "data")
+    change(tmp_path / "data")
+    refused = train(tmp_path / "data", tmp_path / "run", "product", status=1)
+    assert said in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_a_short_text_is_refused_with_what_to_do(data, tmp_path):
