@@ -147,6 +147,21 @@ def check(config, vocab_size=None):
     return rest | {"memories": memories}
 
 
+def check_known(config):
+    """ConfigError for what the models here do not compute: a served model may be larger than one that is trained,
+    but what its keys say must not be passed over."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(f"model_type is {json.dumps(family)}, but must be " + ", ".join(FAMILIES))
+    fields, memory_fields = FAMILIES[family]
+    tables = [("", config, fields | {"memories": ()})]
+    tables += [(f"memories[{i}].", m, memory_fields or {}) for i, m in enumerate(config.get("memories", []))]
+    for where, given, table in tables:
+        for key in given:
+            if key not in table:
+                raise ConfigError(f"{where}{key} is not computed here; known keys: " + ", ".join(sorted(table)))
+
+
 def read(path, vocab_size=None):
     """-> the checked configuration of a file, or ConfigError that names it"""
     try:

@@ -10,17 +10,19 @@ import argparse
 import json
 import os
 import pickle
-import shutil
 import struct
 import sys
 
 import numpy as np
 import torch
 
+import config as configuration
 import logprobs
 from all_attention import AllAttention
+from files import check_at_most, check_positive, check_range, run, whole_file
 from memory_llama import MemoryLlama
 from model import Transformer
+from tokenizer_json import read_model as read_tokenizer
 from tokenizer_json import write as write_tokenizer_json
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
@@ -51,8 +53,10 @@ def load_safetensors(path):
             array = np.frombuffer(blob, "<f2").astype("<f4")
         elif entry["dtype"] == "I8":
             array = np.frombuffer(blob, "i1").astype("<f4")
-        else:
+        elif entry["dtype"] == "F32":
             array = np.frombuffer(blob, "<f4").copy()
+        else:
+            raise SystemExit(f"{path}: tensor '{name}' is of type {entry['dtype']}; read here are F32, BF16, F16 and I8")
         tensors[name] = torch.from_numpy(array).view(entry["shape"])
     for name in [name for name in tensors if name.endswith(".scale")]:
         tensors[name[:-len(".scale")]] *= tensors.pop(name)[:, None]
@@ -67,8 +71,13 @@ def left_out(name, config):
 
 def load_model(folder):
     """-> the model of a model directory, in fp32, ready for inference"""
-    with open(os.path.join(folder, "config.json")) as f:
+    path = os.path.join(folder, "config.json")
+    with open(path, encoding="utf-8") as f:
         config = json.load(f)
+    try:
+        configuration.check_known(config)
+    except configuration.ConfigError as e:
+        raise SystemExit(f"{path}: {e}") from None
     model = FAMILIES[config["model_type"]](config)
     tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
@@ -99,18 +108,29 @@ def load_checkpoint(path):
     return model.eval()
 
 
+def check_tokenizer(config, path):
+    """The pieces must be those of the model's tokens, as far as their number tells."""
+    n_piece = len(read_tokenizer(path))
+    if n_piece != config["vocab_size"]:
+        raise SystemExit(f"--tokenizer {path}: it has {n_piece} pieces, but the model's vocab_size is "
+                         f"{config['vocab_size']}: give the tokenizer.model of the data that it was trained on")
+
+
 def save_tokenizer(folder, config, tokenizer):
     if config.get("tokenizer") != "byte":
-        shutil.copyfile(tokenizer, os.path.join(folder, "tokenizer.model"))
+        with open(tokenizer, "rb") as given:
+            content = given.read()
+        with whole_file(os.path.join(folder, "tokenizer.model")) as f:
+            f.write(content)
         write_tokenizer_json(folder)
         return
-    with open(os.path.join(folder, "vocab.txt"), "w") as f:
+    with whole_file(os.path.join(folder, "vocab.txt"), "w") as f:
         for byte in range(config["vocab_size"]):
             f.write("<eos>\n" if byte == ord("\n") else f"{byte}\n")
 
 
 def write_json(folder, name, content):
-    with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+    with whole_file(os.path.join(folder, name), "w", encoding="utf-8") as f:
         json.dump(content, f, indent=2)
         f.write("\n")
 
@@ -118,6 +138,8 @@ def write_json(folder, name, content):
 def export(state, tokenizer, folder, dtype, value_dtype, sampling, program=None):
     """-> what the converter's writer says of the file"""
     config = state["config"]
+    if config.get("tokenizer") != "byte":
+        check_tokenizer(config, tokenizer)
     os.makedirs(folder, exist_ok=True)
     write_json(folder, "config.json", config)
     save_tokenizer(folder, config, tokenizer)
@@ -126,7 +148,7 @@ def export(state, tokenizer, folder, dtype, value_dtype, sampling, program=None)
     tensors = [(name, t.float().numpy()) for name, t in sorted(state["model"].items())
                if not left_out(name, config)]
     own = {name: value_dtype for name, _ in tensors if name.endswith("values.weight")}
-    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+    with whole_file(os.path.join(folder, "model.safetensors")) as f:
         done = safetensors_file.write(f, tensors, dtype, own=own)
     why = identity.write(folder, identity.find_program(program),
                          lambda ids: logprobs.of_text(load_model(folder), ids))
@@ -151,6 +173,10 @@ def main():
     ap.add_argument("--top-k", type=int, help="likewise")
     ap.add_argument("--repetition-penalty", type=float, help="likewise")
     args = ap.parse_args()
+    check_range(ap, args, 0, "temperature")
+    check_range(ap, args, -1, "top_k")
+    check_positive(ap, args, "top_p", "repetition_penalty")
+    check_at_most(ap, args, temperature=2, top_p=1, repetition_penalty=10)
     state = read_checkpoint(args.checkpoint)
     if args.tokenizer is None and state["config"].get("tokenizer") != "byte":
         ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
@@ -165,4 +191,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

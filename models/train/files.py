@@ -46,3 +46,10 @@ def check_positive(parser, args, *names):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
             parser.error(f"--{name.replace('_', '-')} is {value}, but must be above 0")
+
+
+def check_at_most(parser, args, **most):
+    for name, limit in most.items():
+        value = getattr(args, name)
+        if value is not None and not value <= limit:
+            parser.error(f"--{name.replace('_', '-')} is {value}, but must be at most {limit}")

@@ -12,6 +12,8 @@ import json
 import os
 import struct
 
+from files import run, whole_file
+
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM = 1
 SPACE = "\u2581"
@@ -115,7 +117,7 @@ def write(folder):
     pieces = read_model(os.path.join(folder, "tokenizer.model"))
     for name, content in (("tokenizer.json", tokenizer(pieces, config)),
                           ("tokenizer_config.json", tokenizer_config(pieces, config))):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+        with whole_file(os.path.join(folder, name), "w", encoding="utf-8") as f:
             json.dump(content, f, ensure_ascii=False, indent=1 if name == "tokenizer_config.json" else None)
             f.write("\n")
 
@@ -127,4 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -175,6 +175,29 @@ def test_a_checkpoint_is_not_lost_to_a_run_that_fails(data, tmp_path):
     assert (out / "last.pt").read_bytes() == before and not (out / "last.pt.part").exists()
 
 
+def test_an_export_takes_the_place_of_a_model_at_once(data, tmp_path):
+    """Who has mapped the old weights, as a server has, goes on reading them."""
+    train(data, tmp_path / "run", "product", "--total-steps", 2)
+    out = tmp_path / "model"
+    args = ("--checkpoint", tmp_path / "run" / "last.pt", "--out", out, "--program", "none", "--tokenizer")
+    run("export.py", *args, data / "tokenizer.model")
+    with open(out / "model.safetensors", "rb") as mapped:
+        run("export.py", *args, data / "tokenizer.model", "--dtype", "f32")
+        assert os.fstat(mapped.fileno()).st_ino != (out / "model.safetensors").stat().st_ino
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert not any(name.endswith(".part") for name in before)
+    for more, said in (((ROOT / "models" / "demo" / "tokenizer.model",), "4096 pieces, but the model's vocab_size is"),
+                       ((tmp_path / "none",), "none: No such file"),
+                       ((data / "tokenizer.model", "--temperature", 3), "--temperature is 3.0, but must be at most 2")):
+        refused = run("export.py", *args, *more, status=2 if "--temperature" in more else 1)
+        assert said in refused.stderr and "Traceback" not in refused.stderr
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"languages": ["en"]}))
+    refused = run("evaluate.py", "--model", out, "--text", data / "my.txt", status=1)
+    assert "languages is not computed here" in refused.stderr
+
+
 def test_a_folder_has_one_run_at_a_time(data, tmp_path):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / "log.jsonl", "a") as log:
