@@ -24,7 +24,7 @@ mkdir -p "$run"
     "$python" "$here/demo_data.py" --stories "$data/stories" --books "$data/books" --out "$run/data"
 
 twins=()
-# Called by the trap below.
+# Ends what is still running, for one twin alone is of no use: of the trap below, and where a twin failed.
 # shellcheck disable=SC2317
 stop() {
     kill -TERM "${twins[@]}" 2>/dev/null || true
@@ -41,8 +41,8 @@ for twin in memory dense; do
     nice -n 19 "$python" "$here/train.py" "${options[@]}" "${more[@]}" &
     twins+=($!)
 done
-for twin in "${twins[@]}"; do
-    wait "$twin"
+for _ in "${twins[@]}"; do
+    wait -n || stop
 done
 
 "$python" "$here/report.py" --runs "$run/memory" "$run/dense" --out "$run/curves.svg"

@@ -8,14 +8,13 @@ the table of facts. An epoch is one permutation of documents, each ended by </s>
 valid.bin holds the held-out stories, valid-facts.bin two thousand held-out wordings.
 """
 import argparse
-import json
 import os
 
 import numpy as np
-import sentencepiece as spm
 
 import world
-from prepare import EOS, documents, encode, read_text, train_tokenizer
+from files import check_range, run
+from prepare import EOS, documents, encode, read_text, read_tokenizer, train_tokenizer, write_ids, write_meta
 
 BOOK_LINES = 4  # paragraphs of a book to a document
 
@@ -78,6 +77,8 @@ def main():
     ap.add_argument("--seed", type=int, default=1, help="of the world and of the order (1)")
     ap.add_argument("--threads", type=int, default=2, help="threads of the tokenizer (2)")
     args = ap.parse_args()
+    check_range(ap, args, 1, "people", "things", "wordings", "threads")
+    check_range(ap, args, 0, "entries", "story_times", "book_mb", "seed")
 
     os.makedirs(args.out, exist_ok=True)
     facts = world.build(args.seed, args.people, args.things)
@@ -91,9 +92,8 @@ def main():
         sentences += [world.entry(world.Draw(i), group) for i, group in enumerate(groups)]
         sample = "\n".join(tales[::2] + sentences + books[::8])
         train_tokenizer(sample, args.vocab_size, len(sample) * 4, args.seed, model_path, args.threads)
-    sp = spm.SentencePieceProcessor(model_file=model_path)
-    with open(os.path.join(args.out, "meta.json"), "w") as f:
-        json.dump({"vocab_size": sp.vocab_size()}, f)
+    sp = read_tokenizer(model_path)
+    write_meta(args.out, sp)
 
     kinds = {"stories": (encode_all(sp, tales, args.threads), args.story_times),
              "books": (encode_all(sp, books, args.threads), 1)}
@@ -109,7 +109,6 @@ def main():
     encoded += ids
     order = np.random.default_rng(args.seed).permutation(np.concatenate(order))
     train = np.concatenate([np.array([EOS], "<u2")] + [encoded[i] for i in order])
-    train.tofile(os.path.join(args.out, "train.bin"))
 
     held_out = ["".join(fact.question(fact.held_out)) for fact in facts]
     world.Draw(args.seed + 2).shuffle(held_out)
@@ -117,10 +116,11 @@ def main():
                                        "valid", True)),
                         ("valid-facts.bin", held_out[:2000])):
         ids = np.concatenate([np.array([EOS], "<u2")] + encode_all(sp, texts, args.threads))
-        ids.tofile(os.path.join(args.out, name))
+        write_ids(os.path.join(args.out, name), ids)
         print(f"{name}: {len(ids)} tokens")
+    write_ids(os.path.join(args.out, "train.bin"), train)  # The last, by which demo.sh knows that all are there.
     print(f"train.bin: {len(train)} tokens")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

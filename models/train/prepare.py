@@ -17,18 +17,23 @@ import json
 import lzma
 import os
 import random
-import shutil
+import sys
 
 import numpy as np
 import sentencepiece as spm
+
+from files import check_positive, check_range, run, whole_file
 
 EOS = 1
 
 
 def read_text(path):
     opener = lzma.open if path.endswith(".xz") else open
-    with opener(path, "rt", encoding="utf-8", newline="") as f:
-        return f.read()
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="") as f:
+            return f.read()
+    except (UnicodeDecodeError, lzma.LZMAError, EOFError) as e:
+        raise SystemExit(f"{path}: no text in UTF-8, or no whole .xz file: {e}") from None
 
 
 def train_tokenizer(text, vocab_size, sample_bytes, seed, out_path, n_thread):
@@ -41,28 +46,55 @@ def train_tokenizer(text, vocab_size, sample_bytes, seed, out_path, n_thread):
         sample.append(line)
         size += len(line.encode())
     model = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(sample),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=vocab_size,
-        byte_fallback=True,
-        # Exact round trip of any text: nothing is normalised, trimmed or put in front.
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        user_defined_symbols=["\n"],
-        split_digits=True,
-        character_coverage=0.9999,
-        max_sentence_length=1 << 16,
-        bos_id=0, eos_id=1, pad_id=2, unk_id=3,
-        num_threads=n_thread,
-        # A short text has fewer pieces worth having than were asked for.
-        hard_vocab_limit=False,
-        minloglevel=1,
-    )
-    with open(out_path, "wb") as f:
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            # Exact round trip of any text: nothing is normalised, trimmed or put in front.
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            user_defined_symbols=["\n"],
+            split_digits=True,
+            character_coverage=0.9999,
+            max_sentence_length=1 << 16,
+            bos_id=0, eos_id=1, pad_id=2, unk_id=3,
+            num_threads=n_thread,
+            # A short text has fewer pieces worth having than were asked for.
+            hard_vocab_limit=False,
+            minloglevel=1,
+        )
+    except RuntimeError as e:
+        raise SystemExit("no tokenizer can be trained on this text: it has too few characters, or more kinds of them "
+                         f"than --vocab-size {vocab_size} leaves room for: {e}") from None
+    with whole_file(out_path) as f:
         f.write(model.getvalue())
+
+
+def read_tokenizer(path):
+    """-> the tokenizer, which must be one as we train them: ids of 16 bits, documents ended by EOS, lines by a piece"""
+    try:
+        sp = spm.SentencePieceProcessor(model_file=path)
+    except (OSError, RuntimeError):
+        raise SystemExit(f"{path}: no SentencePiece model, or no such file") from None
+    if sp.vocab_size() > 1 << 16 or sp.is_unknown(sp.piece_to_id("\n")) or sp.id_to_piece(EOS) != "</s>":
+        raise SystemExit(f"{path}: at most 65536 pieces are needed, \"\\n\" one of them, and </s> as that of id {EOS}, as "
+                         "prepare.py makes them; leave --tokenizer out, and train anew")
+    return sp
+
+
+def write_ids(path, ids):
+    """Writes a file of tokens, which is there when it is whole."""
+    with whole_file(path) as f:
+        f.write(np.asarray(ids, "<u2").tobytes())
+
+
+def write_meta(folder, sp):
+    with whole_file(os.path.join(folder, "meta.json"), "w") as f:
+        json.dump({"vocab_size": sp.vocab_size()}, f)
 
 
 def encode(sp, text, n_thread=1):
@@ -83,8 +115,9 @@ def documents(text, works_path, split, blank_lines):
     if not works_path:
         return [text]
     lines = text.split("\n")
-    with open(works_path, encoding="utf-8") as f:
-        head, *rows = [row.rstrip("\n").split("\t") for row in f]
+    head, *rows = [row.split("\t") for row in read_text(works_path).splitlines()] or [[]]
+    if not {"split", "first_line", "last_line"} <= set(head):
+        raise SystemExit(f"--works {works_path}: its first line must name the columns split, first_line and last_line")
     rows = [dict(zip(head, row)) for row in rows]
     return ["\n".join(lines[int(r["first_line"]) - 1:int(r["last_line"])]) + "\n"
             for r in rows if r["split"] == split]
@@ -115,7 +148,9 @@ def main():
     ap.add_argument("--threads", type=int, default=2, help="threads of the tokenizer (2)")
     args = ap.parse_args()
     if not 320 <= args.vocab_size <= 65536:
-        ap.error("--vocab-size must be from 320, for 256 of them are bytes, to 65536")
+        ap.error(f"--vocab-size is {args.vocab_size}, but must be from 320, for 256 of them are bytes, to 65536")
+    check_range(ap, args, 1, "threads")
+    check_positive(ap, args, "sample_mb")
 
     os.makedirs(args.out, exist_ok=True)
     model_path = os.path.join(args.out, "tokenizer.model")
@@ -125,22 +160,24 @@ def main():
     else:
         train_text, valid_text = hold_out(train_text)
     if args.tokenizer:
-        shutil.copyfile(args.tokenizer, model_path)
-    elif not os.path.exists(model_path):
+        read_tokenizer(args.tokenizer)
+        with open(args.tokenizer, "rb") as given, whole_file(model_path) as f:
+            f.write(given.read())
+    elif os.path.exists(model_path):
+        print(f"{model_path} is used, which was there already: delete it to have another trained", file=sys.stderr)
+    else:
         train_tokenizer(train_text, args.vocab_size, int(args.sample_mb * 1e6), args.seed,
                         model_path, args.threads)
-    sp = spm.SentencePieceProcessor(model_file=model_path)
-    with open(os.path.join(args.out, "meta.json"), "w") as f:
-        json.dump({"vocab_size": sp.vocab_size()}, f)
-    for split, text in (("train", train_text), ("valid", valid_text)):
+    sp = read_tokenizer(model_path)
+    write_meta(args.out, sp)
+    for split, text in (("valid", valid_text), ("train", train_text)):
         ids = [EOS]
         for document in documents(text, args.works, split, args.blank_lines):
             ids += encode(sp, document, args.threads)
             ids.append(EOS)
-        ids = np.array(ids, dtype="<u2")
-        ids.tofile(os.path.join(args.out, split + ".bin"))
+        write_ids(os.path.join(args.out, split + ".bin"), ids)
         print(f"{split}: {len(ids)} tokens, {len(text.encode()) / len(ids):.3f} bytes per token")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -20,6 +20,8 @@ import argparse
 import lzma
 import random
 
+from files import run
+
 HEADS = ("Bel Tor Mir Dal Sen Kor Lun Vas Ren Fal Gor Hel Jor Nim Ost Pel Quen Ras Sil Tam Ul Ver "
          "Wen Yar Zel Bran Cal Dro Esk Fen Gal Har Ith Kel Lor Mar Nor Orl Pra Rov Sar Tel Urm "
          "Val Wil Yel Zor Ald").split()
@@ -264,6 +266,8 @@ def names(draw, kind):
 
 def pairs(draw, n, join, first, second):
     """n subjects, each made of another pair of words."""
+    if n > len(first) * len(second):
+        raise SystemExit(f"{n} subjects were asked for, but the words make {len(first) * len(second)} names")
     found = {}
     while len(found) < n:
         found[join(draw.choice(first), draw.choice(second))] = None
@@ -342,4 +346,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
