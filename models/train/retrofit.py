@@ -6,19 +6,23 @@
         --memory OUT/memory.safetensors --memory-config OUT/memory.json
 
 The base stays as it is, to the bit; OUT gets what the converter takes. The last tenth of the text is
-never trained on: its loss is printed for the base and while the memories learn. Needs PyTorch,
+never trained on: its loss is printed for the base and while the memories learn. With each such line OUT gets
+the memories as they are then; SIGTERM and Ctrl-C end the training and keep what it has made. Needs PyTorch,
 transformers and safetensors.
 """
 import argparse
 import json
+import math
 import os
+import signal
 import sys
 
+import safetensors.torch
 import torch
 import torch.nn as nn
 import transformers
-from safetensors.torch import save_file
 
+from files import check_positive, check_range, run, whole_file
 from memory import Memory
 
 VALUE_RATE = 3  # of the tables' learning rate and the others': each row gets few gradients
@@ -55,7 +59,8 @@ def arguments(argv):
     parser.add_argument("--out", required=True, metavar="OUT")
     parser.add_argument("--layers", default="", help="numbers from 0, by commas (default: the middle one)")
     parser.add_argument("--place", choices=PLACES, default="after")
-    parser.add_argument("--gate", choices=("none", "scalar", "linear"), default="scalar")
+    parser.add_argument("--gate", choices=("none", "scalar", "linear"),
+                        help="of what a memory gives (scalar, none where it replaces a network)")
     parser.add_argument("--n-key", type=int, default=128, help="of each half: slots are its square")
     parser.add_argument("--n-head", type=int, default=4)
     parser.add_argument("--k-top", type=int, default=16)
@@ -71,17 +76,31 @@ def arguments(argv):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    if args.d_key % 2 or not 1 <= args.k_top <= args.n_key:
-        parser.error("--d-key must be even and --k-top at most --n-key")
+    check_range(parser, args, 1, "n_key", "n_head", "k_top", "steps", "length", "batch", "every", "d_value")
+    check_range(parser, args, 2, "d_key")
+    check_positive(parser, args, "rate")
+    if args.d_key % 2:
+        parser.error("--d-key is %d, but must be even: it has two halves" % args.d_key)
+    if args.k_top > args.n_key:
+        parser.error("--k-top is %d, but --n-key is only %d" % (args.k_top, args.n_key))
     if args.d_value and not args.plus:
         parser.error("--d-value goes with --plus")
+    if not all(i.strip().isdecimal() for i in args.layers.split(",")) and args.layers:
+        parser.error("--layers is %r, but must be numbers from 0, by commas" % args.layers)
+    if not os.path.isfile(os.path.join(args.base, "config.json")):
+        parser.error("BASE %s: no directory of a model, with a config.json" % args.base)
+    args.gate = args.gate or ("none" if args.place == "replace" else "scalar")
     return args
 
 
 def read_ids(base, path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     with open(path, encoding="utf-8") as file:
-        return torch.tensor(tokenizer(file.read(), add_special_tokens=False)["input_ids"])
+        try:
+            text = file.read()
+        except UnicodeDecodeError as fault:
+            sys.exit("retrofit: --text %s: no UTF-8: %s" % (path, fault))
+        return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def attach(model, args):
@@ -114,6 +133,15 @@ def attach(model, args):
     return nn.ModuleList(memories), entries
 
 
+def check_base(model, args):
+    if not hasattr(getattr(model, "model", None), "layers") or not hasattr(model.config, "rms_norm_eps"):
+        sys.exit("retrofit: BASE %s is of the type %s; taken here are those with model.layers and RMS norms, such as "
+                 "llama, mistral and qwen3" % (args.base, model.config.model_type))
+    context = getattr(model.config, "max_position_embeddings", args.length)
+    if args.length > context:
+        sys.exit("retrofit: --length is %d, but the base has %d positions" % (args.length, context))
+
+
 def add_behind(memory, h):
     """What a block gives is a tensor, or in older versions of transformers a tuple that begins with it."""
     return (h[0] + memory(h[0]), *h[1:]) if isinstance(h, tuple) else h + memory(h)
@@ -135,8 +163,9 @@ def validate(model, memories, ids, args):
     return loss
 
 
-def train(args):
-    """Returns the model with its trained memories, these, and their entries of memory.json."""
+def train(args, stop=()):
+    """Trains and saves the memories until a signal is in `stop`, at the latest. Returns the model with its trained
+    memories, these, and their entries of memory.json."""
     torch.manual_seed(args.seed)
     ids = read_ids(args.base, args.text)
     n_valid = len(ids) // 10
@@ -144,6 +173,7 @@ def train(args):
         sys.exit("retrofit: --text %s: %d tokens, at least %d are needed for windows of %d"
                  % (args.text, len(ids), 10 * (args.length + 1), args.length))
     model = transformers.AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32).to(args.device)
+    check_base(model, args)
     model.requires_grad_(False).eval()
     ids = ids.to(args.device)
     seen, valid = ids[:-n_valid], ids[-n_valid:]
@@ -155,16 +185,23 @@ def train(args):
     optimizer = torch.optim.AdamW([{"params": rest}, {"params": tables, "lr": VALUE_RATE * args.rate}],
                                   lr=args.rate, weight_decay=0)
     memories.train()
+    norms = 0.0
     for step in range(1, args.steps + 1):
         first = torch.randint(len(seen) - args.length, (args.batch, 1), device=args.device)
         loss = loss_of(model, seen[first + torch.arange(args.length + 1, device=args.device)])
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(memories.parameters(), 1)
+        norms = norms + nn.utils.clip_grad_norm_(memories.parameters(), 1)
         optimizer.step()
-        if step % args.every == 0 or step == args.steps:
+        if step % args.every == 0 or step == args.steps or stop:
+            if not math.isfinite(float(norms)):
+                sys.exit("retrofit: step %d: the gradients are no longer numbers, so this is not saved: give a lower "
+                         "--rate than %g" % (step, args.rate))
             print("step %d: loss %.4f, validation %.4f" % (
                 step, float(loss.detach()), validate(model, memories, valid, args)), flush=True)
+            save(memories, entries, args.out)
+        if stop:
+            break
     memories.eval()
     return model, memories, entries
 
@@ -174,17 +211,19 @@ def save(memories, entries, out):
     tensors = {}
     for index, memory in enumerate(memories):
         tensors.update(memory.tensors("memories.%d." % index))
-    save_file(tensors, os.path.join(out, "memory.safetensors"))
-    with open(os.path.join(out, "memory.json"), "w", encoding="utf-8") as file:
+    with whole_file(os.path.join(out, "memory.safetensors")) as file:
+        file.write(safetensors.torch.save(tensors))
+    with whole_file(os.path.join(out, "memory.json"), "w", encoding="utf-8") as file:
         file.write(json.dumps({"memories": entries}, indent=1) + "\n")
 
 
 def main(argv):
-    args = arguments(argv)
-    _, memories, entries = train(args)
-    save(memories, entries, args.out)
+    args, stop = arguments(argv), []
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, lambda *_: stop.append(True))
+    train(args, stop)
     print("%s: memory.safetensors and memory.json, for convert.py's --memory and --memory-config" % args.out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(lambda: main(sys.argv[1:]))

@@ -1,17 +1,19 @@
 """Memories that retrofit.py trains beside a random Hugging Face model: from text to served logits."""
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, TRAIN
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 np = pytest.importorskip("numpy")
+pytest.importorskip("requests")
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_harness as gh  # noqa: E402
 import retrofit  # noqa: E402
@@ -49,7 +51,6 @@ def test_what_it_trains_is_served_alike(case, base, tmp_path, capsys):
     args = retrofit.arguments([str(base), "--text", str(base / "text.txt"), "--out", str(tmp_path / "out"),
                                *CASES[case], *SMALL])
     model, memories, entries = retrofit.train(args)
-    retrofit.save(memories, entries, args.out)
     told = capsys.readouterr().out.splitlines()
     before, after = (float(told[i].split()[-1]) for i in (0, -1))
     assert after < before - 0.3, told
@@ -76,3 +77,59 @@ def test_the_base_stays_as_it_is(base, tmp_path):
     kept = model.state_dict()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in plain.state_dict().items())
     assert json.loads(json.dumps(entries))[0]["layer"] == 1 and len(memories) == 1
+
+
+def command(base, out, *more):
+    return [sys.executable, TRAIN / "retrofit.py", base, "--text", base / "text.txt", "--out", out, *SMALL, *more]
+
+
+def test_a_stopped_training_keeps_what_it_has_made(base, tmp_path):
+    with subprocess.Popen(command(base, tmp_path / "out", "--steps", "1000000", "--every", "3"), stdout=subprocess.PIPE,
+                          text=True) as process:
+        while not process.stdout.readline().startswith("step 3:"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode == 0 and "memory.safetensors and memory.json" in rest
+    from safetensors.torch import load_file
+    assert load_file(tmp_path / "out" / "memory.safetensors")["memories.0.gate"] != 0
+    assert len(json.loads((tmp_path / "out" / "memory.json").read_text())["memories"]) == 1
+
+
+@pytest.mark.parametrize("more, said", [
+    (("--steps", "0"), "--steps is 0, but must be at least 1"),
+    (("--d-key", "5"), "--d-key is 5, but must be even"),
+    (("--k-top", "9"), "--k-top is 9, but --n-key is only 8"),
+    (("--layers", "x"), "--layers is 'x'"),
+    (("--layers", "7"), "--layers 7: ascending numbers 0 .. 1 expected"),
+    (("--length", "200"), "--length is 200, but the base has 128 positions"),
+    (("--text", "/none"), "/none: No such file"),
+    (("--rate", "1e30", "--place", "replace", "--plus"), "the gradients are no longer numbers"),
+])
+def test_what_cannot_work_is_named(base, tmp_path, more, said):
+    done = subprocess.run(command(base, tmp_path / "out", *more), capture_output=True, text=True)
+    assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_tables_learn_and_the_last_tenth_is_not_seen(base, tmp_path, monkeypatch):
+    args = retrofit.arguments([str(base), "--text", str(base / "text.txt"), "--out", str(tmp_path),
+                               *SMALL, "--steps", "4"])
+    read, seen = retrofit.read_ids(args.base, args.text), []
+    marked = torch.cat([read[:-len(read) // 10].clamp(max=250), torch.full((len(read) // 10,), 255)])
+    monkeypatch.setattr(retrofit, "read_ids", lambda *_: marked)
+    loss_of = retrofit.loss_of
+
+    def watched(model, rows):
+        if torch.is_grad_enabled():
+            seen.append(rows)
+        return loss_of(model, rows)
+
+    monkeypatch.setattr(retrofit, "loss_of", watched)
+    torch.manual_seed(args.seed)
+    _, memories, _ = retrofit.train(args)
+    assert len(seen) == 4 and all((rows < 255).all() for rows in seen)
+    moved = memories[0].memory.values.weight
+    torch.manual_seed(args.seed)
+    untrained = retrofit.attach(transformers.LlamaForCausalLM.from_pretrained(base), args)[0][0].memory.values.weight
+    assert (moved - untrained).abs().max() > 1e-2
