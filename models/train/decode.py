@@ -37,9 +37,11 @@ class Layer:
         self.norm1 = cast(model.layer_norm1[i].weight, model.layer_norm1[i].bias)
         self.norm2 = cast(model.layer_norm2[i].weight, model.layer_norm2[i].bias)
         self.memory = model.memories[f"{i}_in"] if f"{i}_in" in model.memories else None
+        if f"{i}_after" in model.memories:
+            raise SystemExit(f"decode.py: memories behind a layer are not measured here: memory {i}_after")
         if self.memory is not None:
             self.query = fold_query(self.memory.query_proj)
-            self.values, = cast(self.memory.values.weight)
+            self.values, = cast(self.memory.table())
         else:
             ffn = model.ffns[str(i)]
             self.act = ffn.act
@@ -58,7 +60,7 @@ class Decoder:
         self.tokens = model.embeddings.weight.detach().to(dtype)
         self.positions = model.position_embeddings.weight.detach().to(dtype)
         self.norm = [p.detach().to(dtype) for p in model.layer_norm_emb.parameters()]
-        self.out_bias = model.pred_layer.proj.bias.detach().to(dtype)
+        self.out = [p.detach().to(dtype) for p in (model.output_layer().weight, model.output_layer().bias)]
         shape = (c["n_layer"], n_seq, c["n_head"], n_pos, c["d_model"] // c["n_head"])
         self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
 
@@ -102,7 +104,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden):
-        return F.linear(hidden, self.tokens, self.out_bias)
+        return F.linear(hidden, *self.out)
 
     @torch.inference_mode()
     def logprobs(self, hidden, targets):

@@ -29,6 +29,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from export import load_model
+from files import check_positive, check_range, run, whole_file
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
 
@@ -45,8 +46,13 @@ class File:
     def __init__(self, path):
         self.path = path
         with open(path, "rb") as f:
-            size, = struct.unpack("<Q", f.read(8))
-            self.header = json.loads(f.read(size))
+            try:
+                size, = struct.unpack("<Q", f.read(8))
+                if size > os.path.getsize(path):
+                    raise ValueError
+                self.header = json.loads(f.read(size))
+            except (struct.error, ValueError):
+                raise SystemExit(f"{path}: no safetensors file") from None
         self.begin = 8 + size
         self.metadata = self.header.pop("__metadata__", {})
 
@@ -91,14 +97,24 @@ def read_slots(path, model):
             for name in file.header if name.endswith(".slots")}
 
 
+def read_line(where, line):
+    try:
+        given = json.loads(line)
+        text, prompt = given["text"], given.get("prompt", "")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        text = prompt = None
+    if not isinstance(text, str) or not isinstance(prompt, str):
+        raise SystemExit(f'{where}: an object is expected, with "text" and perhaps "prompt", both of them texts')
+    return text, prompt
+
+
 def read_texts(paths):
     """-> pairs: a text, and the beginning of it that is not learned"""
     texts = []
     for path in paths:
         with open(path, encoding="utf-8") as f:
             if path.endswith(".jsonl"):
-                lines = [json.loads(line) for line in f if line.strip()]
-                texts += [(line["text"], line.get("prompt", "")) for line in lines]
+                texts += [read_line(f"{path}:{n}", line) for n, line in enumerate(f, 1) if line.strip()]
             else:
                 texts.append((f.read(), ""))
     for text, prompt in texts:
@@ -124,11 +140,10 @@ def write_overlay(path, edits, hashes, dtypes, metadata):
         at += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path + ".part", "wb") as f:
+    with whole_file(path) as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for _, _, array in parts:
             f.write(np.ascontiguousarray(array).tobytes())
-    os.replace(path + ".part", path)
 
 
 # ---- training --------------------------------------------------------------------------------------
@@ -184,14 +199,19 @@ class Lesson:
 def lessons(model, folder, texts):
     """texts: pairs as read_texts gives them -> those of them in which something is left to learn"""
     tokenizer = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
-    bos, context, found = model.config["bos_token_id"], model.config["max_position"], []
+    bos, context, found, n_long = model.config["bos_token_id"], model.config["max_position"], [], 0
     for text, prompt in texts:
-        ids, given = ([bos] + tokenizer.encode(text))[:context], 1
+        ids, given = [bos] + tokenizer.encode(text), 1
+        n_long += len(ids) > context
+        ids = ids[:context]
         for a, b in zip(ids[1:], tokenizer.encode(prompt)):
             if a != b:
                 break
             given += 1
         found.append(Lesson(ids, given))
+    if n_long:
+        print(f"{n_long} of {len(texts)} texts are longer than the model's {context} positions: what is behind them is "
+              "not learned; give such texts in parts", file=sys.stderr)
     found = [each for each in found if each.n_learned() > 0]
     if not found:
         raise SystemExit("the texts have no tokens to learn")
@@ -271,6 +291,8 @@ def main():
     ap.add_argument("--note", default="", help="free text for the overlay's metadata")
     ap.add_argument("--threads", type=int, default=2, help="threads of PyTorch (2)")
     args = ap.parse_args()
+    check_range(ap, args, 1, "steps", "batch", "threads")
+    check_positive(ap, args, "rate")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
 
@@ -295,4 +317,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -34,6 +34,7 @@ import torch
 import edit
 import world
 from export import export, load_model
+from files import run as run_command
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 N_CHOICE = 1000  # facts that are asked in order to choose one
@@ -352,4 +353,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -21,6 +21,7 @@ import torch
 
 from all_attention import AllAttention
 from export import load_model
+from files import check_range, run
 from logprobs import logprobs, stream_logprobs
 from prepare import read_text
 from windows import count_figures, slot_counts
@@ -56,6 +57,8 @@ def score(model, ids, n_seq, counts):
 def evaluate_stream(model, folder, path):
     text, start = read_text(path), time.time()
     ids = list(text.encode())
+    if len(ids) < 2:
+        raise SystemExit(f"{path}: {len(ids)} bytes; the first of a text has no probability, so two are needed")
     nll = -float(stream_logprobs(model, ids).double().sum())
     return {"model": folder, "text": path, "nll": nll, "tokens": len(ids) - 1,
             "bits_per_byte": nll / (len(ids) - 1) / math.log(2),
@@ -73,6 +76,8 @@ def evaluate(folder, path, n_seq, zero_memory):
     sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
     text, start = read_text(path), time.time()
     ids = sp.encode(text)
+    if not ids:
+        raise SystemExit(f"{path}: the text is empty")
     counts = slot_counts(model)
     nll = score(model, ids, n_seq, counts)
     n_word, n_byte = len(re.split(r"\s+", text)), len(text.encode())
@@ -91,10 +96,12 @@ def parity_windows(model, folder, text):
     sp = spm.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
     lines = text.split("\n")
     long, n_line = "", 0
-    while len(sp.encode(long)) < 300:
+    while len(sp.encode(long)) < 300 and n_line < len(lines):
         long += lines[n_line] + "\n"
         n_line += 1
-    short = next(line for line in lines[n_line:] if 15 <= len(sp.encode(line)) <= 40)
+    short = next((line for line in lines[n_line:] if 15 <= len(sp.encode(line)) <= 40), None)
+    if short is None:
+        raise SystemExit("--parity: the text must have lines of 300 tokens together, and behind them one of 15 to 40")
     for passage in (long, short):
         ids = [model.config["bos_token_id"]] + sp.encode(passage)
         if len(ids) > model.config["max_position"]:
@@ -132,6 +139,7 @@ def main():
     ap.add_argument("--threads", type=int, default=2, help="threads of PyTorch (2)")
     ap.add_argument("--parity", help="only write this fixture, from the first model and text")
     args = ap.parse_args()
+    check_range(ap, args, 1, "batch", "threads")
     torch.set_num_threads(args.threads)
     if args.parity:
         parity(args.model[0], args.text[0], args.parity)
@@ -142,4 +150,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

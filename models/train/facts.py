@@ -18,6 +18,7 @@ import torch
 
 import world
 from export import load_checkpoint, load_model
+from files import check_range, run
 
 Z95 = 1.959964  # of the normal distribution, two-sided
 
@@ -87,6 +88,9 @@ def main():
     ap.add_argument("--threads", type=int, default=2, help="threads of PyTorch (2)")
     ap.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     args = ap.parse_args()
+    check_range(ap, args, 1, "n", "batch", "threads")
+    if args.tokenizer is None and not all(map(os.path.isdir, args.model)):
+        ap.error("--tokenizer is needed: a checkpoint has none beside it")
     torch.set_num_threads(args.threads)
     asked = list(questions(world.read_facts(args.facts), args.n, args.seed, args.wording))
     for path in args.model:
@@ -103,4 +107,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

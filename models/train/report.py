@@ -12,6 +12,8 @@ import sys
 import time
 from html import escape
 
+from files import run
+
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 840, 420, 60, 30, 210, 45
 COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#7b4b94", "#b8860b", "#444444", "#0b8a8f", "#a83279")
 
@@ -82,12 +84,12 @@ def ticks(low, high):
 
 
 def draw(runs, out):
-    """runs {label: folder} -> a chart of all losses over steps, or nothing if there are none yet"""
+    """runs {label: folder} -> whether there are losses yet: then a chart of them over steps is written"""
     lines = [((label + " " + name).strip(), sorted(points.items()))
              for label, folder in runs.items() for name, points in sorted(curves(folder).items())]
     lines = [(name, points) for name, points in lines if len(points) > 1]
     if not lines:
-        return
+        return False
     last = max(points[-1][0] for _, points in lines)
     # The first tenth of a run falls steeply: what is above its end is cut off.
     shown = [v for _, points in lines for s, v in points if s >= last / 10] or \
@@ -118,6 +120,7 @@ def draw(runs, out):
                      f'{points[-1][1]:.3f}</text>')
     with open(out, "w", encoding="utf-8") as f:
         f.write("\n".join(parts) + "\n</svg>\n")
+    return True
 
 
 def main():
@@ -125,8 +128,11 @@ def main():
     ap.add_argument("--runs", nargs="+", required=True, help="folders of train.py, with log.jsonl")
     ap.add_argument("--out", required=True, help="SVG file to write")
     args = ap.parse_args()
-    draw({os.path.basename(os.path.normpath(run)): run for run in args.runs}, args.out)
+    last = [os.path.basename(os.path.normpath(folder)) for folder in args.runs]
+    labels = last if len(set(last)) == len(last) else args.runs
+    if not draw(dict(zip(labels, args.runs)), args.out):
+        raise SystemExit(f"{', '.join(args.runs)}: no losses of two steps yet: nothing to draw")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

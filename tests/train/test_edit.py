@@ -83,3 +83,43 @@ def test_a_prompt_is_read_and_not_learned(tmp_path):
         edit.read_texts([str(path)])
     with pytest.raises(SystemExit, match="no tokens to learn"):
         edit.lessons(model, demo, [("The lamp", "The lamp")])
+
+
+def test_texts_and_lists_that_are_none_are_named(tmp_path, capsys):
+    (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
+    with pytest.raises(SystemExit, match="t.jsonl:2: an object is expected"):
+        edit.read_texts([str(tmp_path / "t.jsonl")])
+    for content in (b"", b"some text that is long enough"):
+        (tmp_path / "slots").write_bytes(content)
+        with pytest.raises(SystemExit, match="slots: no safetensors file"):
+            edit.read_slots(str(tmp_path / "slots"), "0" * 64)
+
+    class Short:
+        config = {"bos_token_id": 1, "max_position": 8}
+
+    found = edit.lessons(Short, str(ROOT / "models/demo"), [("One day a small boat came down the river to us.", "")])
+    assert len(found[0].ids) == 8 and "1 of 1 texts are longer than the model's 8 positions" in capsys.readouterr().err
+
+
+def test_a_step_is_as_long_as_the_rows_are():
+    """The first step of Adam moves each number by its rate: that share of the rows' numbers."""
+    torch.manual_seed(2)
+    model = torch.nn.Module()
+    model.memory, x = Memory(6, SHAPE | {"k_top": 4}).eval(), torch.randn(40, 6)
+    changes = edit.Edit(100 * model.memory.values.weight.data, torch.arange(16))
+    model.memory.edit = (changes,)
+
+    class Taught:
+        ids = [1, 2]
+
+        def n_learned(self):
+            return 1
+
+    losses, edit.losses = edit.losses, lambda model, batch: model.memory(x).square().sum()[None]
+    try:
+        edit.train(model, {0: changes}, [Taught()], 1, 0.1, 0, 10)
+    finally:
+        edit.losses = losses
+    moved = changes.change.detach().abs()
+    typical = float(changes.base.square().mean().sqrt())
+    assert float(moved[moved > 0].median()) == pytest.approx(0.1 * typical, rel=0.01)
