@@ -35,7 +35,7 @@ def test_windows_have_each_token_once_and_are_full():
 
 
 def test_words_bytes_and_a_memory_of_zeros_are_counted(tmp_path):
-    text = "Once upon a time\nthere was a lamp. "
+    text = "Where is the spear of Yeldene  kept?\n\nIn the house of Quendow."
     (tmp_path / "t.txt").write_text(text)
     plain = evaluate.evaluate(DEMO, str(tmp_path / "t.txt"), 4, False)
     zero = evaluate.evaluate(DEMO, str(tmp_path / "t.txt"), 4, True)

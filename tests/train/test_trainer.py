@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -184,6 +185,8 @@ def test_an_export_takes_the_place_of_a_model_at_once(data, tmp_path):
     with open(out / "model.safetensors", "rb") as mapped:
         run("export.py", *args, data / "tokenizer.model", "--dtype", "f32")
         assert os.fstat(mapped.fileno()).st_ino != (out / "model.safetensors").stat().st_ino
+    run("export.py", *args, data / "tokenizer.model", "--temperature", 0.5, "--top-k", 40)
+    assert json.loads((out / "generation_config.json").read_text()) == {"temperature": 0.5, "top_k": 40}
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert not any(name.endswith(".part") for name in before)
     for more, said in (((ROOT / "models" / "demo" / "tokenizer.model",), "4096 pieces, but the model's vocab_size is"),
@@ -374,7 +377,7 @@ def test_facts_are_asked_and_counted(data, tmp_path):
 
 
 def test_a_known_fact_is_one_whose_whole_answer_is_the_most_probable():
-    from facts import ask, wilson
+    from facts import ask, report, wilson
 
     class Tokens:
         def encode(self, text):
@@ -395,6 +398,9 @@ def test_a_known_fact_is_one_whose_whole_answer_is_the_most_probable():
     asked = [(None, "x?", "ab."), (None, "longer?", "ab."), (None, "x?", "ac."), (None, "x?", "b.")]
     known, *_ = ask(Writer(), Tokens(), asked, 2, "cpu")
     assert known == [True, True, False, False]
+    asked = [(SimpleNamespace(times=times), *pair) for times, (_, *pair) in zip((1, 4, 4, 16), asked)]
+    counted = report(Writer(), Tokens(), asked, 2, "cpu")["by_times"]
+    assert {times: (found["known"], found["asked"]) for times, found in counted.items()} == {1: (1, 1), 4: (1, 2), 16: (0, 1)}
     # From the formula, for 8 of 10: the table of Wilson's interval gives 49.0 % to 94.3 %.
     assert wilson(8, 10)["interval"] == [0.4902, 0.9433]
     assert wilson(0, 10)["interval"] == [0.0, 0.2775]
