@@ -1,6 +1,7 @@
-/* A library to preload: FAULT_CALL names a kind of call ("memory", "getline", "readdir", "thread"),
- * and the FAULT_N-th one by the program itself (not by a library) fails; of "tokenizer" the N-th
- * call of malloc by SentencePiece or by C++'s library, which allocates for it. FAULT_N=0: none
+/* A library to preload: FAULT_CALL names a kind of call ("memory", "growth", "getline", "readdir",
+ * "thread"), and the FAULT_N-th one by the program itself (not by a library) fails; "growth" is a
+ * realloc to GROWTH_BYTES or more; of "tokenizer" the N-th call of malloc by SentencePiece or by
+ * C++'s library, which allocates for it. FAULT_N=0: none
  * fails, and standard error ends in "calls N", which is how many there were. */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -11,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { GROWTH_BYTES = 20000 };
 
 static uintptr_t first, end; /* of the program's code */
 static long n_call, n_fail;
@@ -81,8 +84,10 @@ void *calloc(size_t n, size_t bytes)
 
 void *realloc(void *memory, size_t bytes)
 {
-    return fails("memory", __builtin_return_address(0)) ? (errno = ENOMEM, NULL)
-                                                        : __libc_realloc(memory, bytes);
+    const void *const caller = __builtin_return_address(0);
+    return fails("memory", caller) || (bytes >= GROWTH_BYTES && fails("growth", caller))
+               ? (errno = ENOMEM, NULL)
+               : __libc_realloc(memory, bytes);
 }
 
 /* What getline is in glibc. */

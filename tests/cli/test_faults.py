@@ -12,8 +12,9 @@ import pytest
 
 from cli_harness import LIMIT_S, MODEL, PROGRAM, ROOT, ok, run
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "server")]
 from overlay_files import Base  # noqa: E402
+from server_harness import Server, eventually, head, read_to_end  # noqa: E402
 
 SMALL = ["--model", MODEL, "--threads", "1", "--max-seqs", "2", "--max-model-len", "256"]
 TEXT = "The spear of Yeldene is kept in the hall of the old king, by the sea. "
@@ -157,3 +158,26 @@ def test_a_server_without_one_of_its_threads_does_not_start(faulty):
             break
         assert server.returncode == 1 and lines[-1].startswith("pkmserve: ") and "cannot" in lines[-1], (n, lines)
     assert n > 6  # as many threads as there are at least
+
+
+def n_growth(faulty):
+    """Larger allocations of a server that starts."""
+    with Server(env=faulty("growth", 0)) as s:
+        assert s.stop() == 0
+        return int(s.read_log().split()[-1])
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_no_memory_within_a_stream_ends_its_connection(faulty, version):
+    """The client sees that the answer is not whole, the log says why, and nothing of the connection is left."""
+    body = {"prompt": [5] + [300 + i * 7 % 900 for i in range(300)], "max_tokens": 3, "stream": True, "memory": "slots",
+            "temperature": 0, "ignore_eos": True}
+    with Server(env=faulty("growth", n_growth(faulty) + 1)) as s:
+        c = s.connect()
+        c.sendall(head("/generate", json.dumps(body).encode()).replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
+        top, text = read_to_end(c).split(b"\r\n\r\n", 1)
+        c.close()
+        assert top.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in text and not text.endswith(b"0\r\n\r\n")
+        eventually(lambda: s.metric("http_connections") == 1, "the connection is over")  # but for the one that asks
+        s.logged("status=200 code=out_of_memory")
+        assert s.ok("/generate", {**body, "stream": False})["choices"][0]["memory"]["slots"][0]["n_position"] == 304
