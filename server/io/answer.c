@@ -357,7 +357,8 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
     if (tokenizer_decode(tokenizer, ids + input->n_bos,
                          (size_t)(input->n_ids - input->n_bos - input->n_eos), &text, &bytes,
                          &err) != ERR_OK) {
-        return api_error_set(error, 500, "internal_error", NULL, "%s", err.message);
+        answer_engine_error(&err, error);
+        return false;
     }
     text_add(out, text, bytes);
     free(text);

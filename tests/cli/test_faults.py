@@ -160,9 +160,11 @@ def test_a_server_without_one_of_its_threads_does_not_start(faulty):
     assert n > 6  # as many threads as there are at least
 
 
-def n_growth(faulty):
-    """Larger allocations of a server that starts."""
+def n_growth(faulty, *bodies):
+    """Larger allocations of a server that starts and is asked to score these."""
     with Server(env=faulty("growth", 0)) as s:
+        for body in bodies:
+            s.ok("/score", body)
         assert s.stop() == 0
         return int(s.read_log().split()[-1])
 
@@ -181,3 +183,14 @@ def test_no_memory_within_a_stream_ends_its_connection(faulty, version):
         eventually(lambda: s.metric("http_connections") == 1, "the connection is over")  # but for the one that asks
         s.logged("status=200 code=out_of_memory")
         assert s.ok("/generate", {**body, "stream": False})["choices"][0]["memory"]["slots"][0]["n_position"] == 304
+
+
+def test_no_memory_for_a_text_is_told_as_such(faulty):
+    """Each of a request's larger allocations fails in turn."""
+    body = {"tokens": [300 + i * 7 % 900 for i in range(4000)]}
+    codes = []
+    for n in range(n_growth(faulty) + 1, n_growth(faulty, body) + 1):
+        with Server(env=faulty("growth", n)) as s:
+            answer = s.post("/score", body)
+            codes.append(answer.status_code == 200 or answer.json()["error"]["code"])
+    assert "out_of_memory" in codes and set(codes) <= {True, "out_of_memory"}, codes
