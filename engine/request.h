@@ -175,8 +175,8 @@ struct request {
 
     void (*wake)(void *ctx); /* called by the engine thread after it published something; must
                               * not block and not call back into the engine. May be NULL */
+    void *wake_ctx;          /* Borrowed: must live until the front end's release returns */
     bool wakes_at_ends; /* only when an item has ended: results of items that run are not read */
-    void *wake_ctx;     /* Borrowed: must live until the front end's release returns */
 
     atomic_bool cancel; /* set by the front end: stop within a step */
     struct err error;   /* engine writes, before state FINISH_ERROR */
