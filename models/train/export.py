@@ -19,7 +19,7 @@ import torch
 import config as configuration
 import logprobs
 from all_attention import AllAttention
-from files import check_at_most, check_positive, check_range, run, whole_file
+from files import check_at_most, check_positive, check_range, copy_whole, run, whole_file
 from memory_llama import MemoryLlama
 from model import Transformer
 from tokenizer_json import read_model as read_tokenizer
@@ -118,10 +118,7 @@ def check_tokenizer(config, path):
 
 def save_tokenizer(folder, config, tokenizer):
     if config.get("tokenizer") != "byte":
-        with open(tokenizer, "rb") as given:
-            content = given.read()
-        with whole_file(os.path.join(folder, "tokenizer.model")) as f:
-            f.write(content)
+        copy_whole(tokenizer, os.path.join(folder, "tokenizer.model"))
         write_tokenizer_json(folder)
         return
     with whole_file(os.path.join(folder, "vocab.txt"), "w") as f:

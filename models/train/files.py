@@ -23,6 +23,13 @@ def whole_file(path, mode="wb", **how):
         raise
 
 
+def copy_whole(source, path):
+    with open(source, "rb") as given:
+        content = given.read()
+    with whole_file(path) as f:
+        f.write(content)
+
+
 def run(main):
     """Calls the main function of a command; a file that cannot be read or written is a line, not a traceback."""
     try:

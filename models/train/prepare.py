@@ -22,7 +22,7 @@ import sys
 import numpy as np
 import sentencepiece as spm
 
-from files import check_positive, check_range, run, whole_file
+from files import check_positive, check_range, copy_whole, run, whole_file
 
 EOS = 1
 
@@ -161,8 +161,7 @@ def main():
         train_text, valid_text = hold_out(train_text)
     if args.tokenizer:
         read_tokenizer(args.tokenizer)
-        with open(args.tokenizer, "rb") as given, whole_file(model_path) as f:
-            f.write(given.read())
+        copy_whole(args.tokenizer, model_path)
     elif os.path.exists(model_path):
         print(f"{model_path} is used, which was there already: delete it to have another trained", file=sys.stderr)
     else:
