@@ -547,6 +547,21 @@ def unread(s, body):
     return c
 
 
+def all_unread(s, n):
+    """n connections whose clients do not read the answers that they have got."""
+    held = [unread(s, {"inputs": "a b " * 100000}) for _ in range(n)]
+    for c in held:
+        c.recv(1, socket.MSG_PEEK)  # it is answered
+    return held
+
+
+def ask(s, path):
+    """Status, headers and body of what a new connection gets."""
+    with s.connect() as c:
+        c.sendall(head(path, b"", "GET"))
+        return read_answer(c)
+
+
 def test_unread_answers_cost_their_own_connections():
     large = {"inputs": "a b " * 100000}  # an answer of some 9 MB
     with Server("--max-buffered-bytes", str(48 << 20), "--read-window-s", "600") as s:  # slowness is another test's
@@ -604,20 +619,12 @@ def test_too_many_connections_get_503_but_health_is_answered():
     """All places are in use by requests: a fourth connection is told so, and may ask how the server is."""
     with Server("--max-connections", "3", "--min-read-rate", "0") as server:
         server.session.close()
-        held = [unread(server, {"inputs": "a b " * 100000}) for _ in range(3)]
-        for s in held:
-            s.recv(1, socket.MSG_PEEK)  # it is answered
-
-        def answer(path):
-            with server.connect() as s:
-                s.sendall(head(path, b"", "GET"))
-                return read_answer(s)
-
-        status, headers, body = answer("/version")
+        held = all_unread(server, 3)
+        status, headers, body = ask(server, "/version")
         assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections"
         assert headers["retry-after"] and headers["connection"] == "close"
         for path, expected in (("/health/live", 200), ("/health/ready", 200), ("/health", 200), ("/metrics", 503)):
-            status, headers, _ = answer(path)
+            status, headers, _ = ask(server, path)
             assert status == expected and headers["connection"] == "close", path
         for s in held:
             s.close()
@@ -634,13 +641,7 @@ def test_slow_uploads_make_room():
             uploads[-1].sendall(b"POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Length: 15\r\n"
                                 b"Expect: 100-continue\r\n\r\n")
             assert uploads[-1].recv(100).startswith(b"HTTP/1.1 100 ")  # the head has been read
-
-        def version():
-            with server.connect() as s:
-                s.sendall(head("/version", b"", "GET"))
-                return read_answer(s)[0]
-
-        eventually(lambda: version() == 200, "a second has passed")
+        eventually(lambda: ask(server, "/version")[0] == 200, "a second has passed")
         status, headers, body = read_answer(uploads[0])
         assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections"
         assert headers["retry-after"] and headers["connection"] == "close"
@@ -655,16 +656,8 @@ def test_slow_readers_make_room():
     """Who does not read answers keeps nobody out, however much time is left for reading."""
     with Server("--max-connections", "3", "--read-window-s", "600") as server:
         server.session.close()
-        held = [unread(server, {"inputs": "a b " * 100000}) for _ in range(3)]
-        for s in held:
-            s.recv(1, socket.MSG_PEEK)  # it is answered
-
-        def version():
-            with server.connect() as s:
-                s.sendall(head("/version", b"", "GET"))
-                return read_answer(s)[0]
-
-        eventually(lambda: version() == 200, "a second has passed")
+        held = all_unread(server, 3)
+        eventually(lambda: ask(server, "/version")[0] == 200, "a second has passed")
         server.logged("code=slow_reader")
         assert server.metric('requests_rejected_total{reason="slow_reader"}') == 1  # the others stay
         for s in held:
@@ -679,9 +672,7 @@ def test_silent_connections_make_room():
         try:
             eventually(lambda: sum(bool(select.select([s], [], [], 0)[0]) for s in silent) >= 30, "30 are closed")
             for path in ("/health/live", "/version", "/info"):
-                with server.connect() as s:
-                    s.sendall(head(path, b"", "GET"))
-                    assert read_answer(s)[0] == 200
+                assert ask(server, path)[0] == 200
             with server.connect() as kept:  # and one that is kept goes after those that said nothing
                 kept.sendall(head("/version", b"", "GET"))
                 assert read_answer(kept)[0] == 200
