@@ -19,6 +19,9 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
+/* On AVX2 a tile's sums take 12 of the 16 registers. Where words are widened, gcc writes each sum to
+ * another register than it was in and spills, which takes 1.2 to 1.4 times as long; so the
+ * instruction is named that keeps it where it is. */
 static ALWAYS_INLINE vf multiply_add(const enum gemm_kind kind, vf in, vf weight, vf sum)
 {
 #if defined(HAS_DOT_PAIRS)
@@ -29,10 +32,20 @@ static ALWAYS_INLINE vf multiply_add(const enum gemm_kind kind, vf in, vf weight
     if (kind == BYTES) {
 #if defined(HAS_DOT_BYTES)
         return (vf)vi_dot_bytes((vi)sum, (vi)in, (vi)weight);
+#elif defined(ISA_AVX2)
+        const vi product = vi_dot2((vs)in, (vs)weight);
+        __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
+        return sum;
 #else
         return (vf)((vi)sum + vi_dot2((vs)in, (vs)weight));
 #endif
     }
+#if defined(ISA_AVX2)
+    if (kind == WIDE) {
+        __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(in), "x"(weight));
+        return sum;
+    }
+#endif
     return v_fma(in, weight, sum);
 }
 
@@ -214,8 +227,16 @@ static void multiply_tile(const struct product *p, const struct k_range *range,
 /* Two or three tiles take turns: each is multiplied by TURN_WORDS words (4 KiB) of a panel before
  * any goes on. The first tile brings the words from memory; the others find them in L1 and
  * meanwhile prefetch what comes after the first one's own prefetches. Tile by tile, memory would be
- * idle during all tiles but the first. */
+ * idle during all tiles but the first. So do the parts of the columns that one tile takes after one
+ * another: each would otherwise read every other line of the whole panel. */
 enum { TURN_TILES = 3, TURN_WORDS = 32 };
+
+/* Whether a tile of n rows takes a panel's columns in parts. */
+static inline bool is_in_parts(int n)
+{
+    (void)n;
+    return TILE_VECS(n) * LANES < PANEL;
+}
 
 /* Lines that the others prefetch, all together, per chunk of x: half of the words that a turn takes
  * from memory, so that it is as busy during their part as during the first one's. */
@@ -224,6 +245,8 @@ enum { TURN_LINES = 16 };
 static void multiply_in_turns(const struct product *p, const struct k_range *range, int panel,
                               float *partial)
 {
+    const bool is_short = is_in_parts(TILE_ROWS) && p->n_tile < TURN_TILES;
+    const int turn = is_short ? TURN_WORDS / 2 : TURN_WORDS;
     _Alignas(64) float here[TURN_TILES][TILE_ROWS * PANEL];
     float *sum[TURN_TILES];
     struct tile_ref at[TURN_TILES];
@@ -234,16 +257,16 @@ static void multiply_in_turns(const struct product *p, const struct k_range *ran
             fetch_y(p->g, &at[t]);
         }
     }
-    for (int k = 0; k < range->n_word; k += TURN_WORDS) {
+    for (int k = 0; k < range->n_word; k += turn) {
         const int left = range->n_word - k;
-        const int n_word = left < TURN_WORDS ? left : TURN_WORDS;
+        const int n_word = left < turn ? left : turn;
         const uint32_t *const w = at[0].w + (size_t)k * PANEL;
         struct prefetch prefetch = {w + (size_t)n_word * PANEL + PREFETCH_FAR, 0};
         for (int t = 0; t < p->n_tile; t++) {
             const size_t x = (size_t)(k / CHUNK_WORDS(p->kind)) * CHUNK * (size_t)at[t].n_row;
             tiles[p->kind][at[t].n_row - 1](at[t].x + x, w, n_word, sum[t], prefetch);
-            prefetch.w += prefetch.n_line * LINE_WORDS * (TURN_WORDS / CHUNK);
-            prefetch.n_line = TURN_LINES / (p->n_tile - 1);
+            prefetch.w += prefetch.n_line * LINE_WORDS * (turn / CHUNK);
+            prefetch.n_line = p->n_tile > 1 ? TURN_LINES / (p->n_tile - 1) : 0;
         }
     }
     for (int t = 0; t < p->n_tile && range->is_last; t++) {
@@ -255,7 +278,8 @@ static void multiply_panel(void *ctx, const struct k_range *range, int panel, co
                            float *partial)
 {
     const struct product *const p = ctx;
-    if (p->n_tile > 1 && p->n_tile <= TURN_TILES) {
+    const int n_row = gemm_tile_row(p->g, p->tile + 1) - gemm_tile_row(p->g, p->tile);
+    if (p->n_tile <= TURN_TILES && (p->n_tile > 1 || is_in_parts(n_row))) {
         multiply_in_turns(p, range, panel, partial);
         return;
     }
