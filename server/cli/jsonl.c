@@ -36,7 +36,8 @@ struct jsonl {
     const struct options *options;
     const struct jsonl_kind *kind;
     struct cmd_engine ce;
-    struct fields defaults;
+    struct text defaults_text; /* what the options say about every request */
+    struct fields defaults;    /* the same, read */
     uint64_t fields;
     struct jsonl_out out;
     struct text record; /* of this run; empty for standard output */
@@ -377,7 +378,7 @@ static enum err_code read_shard(struct jsonl_shard *shard, const char *given, st
     return ERR_OK;
 }
 
-static enum err_code open_files(struct jsonl *it, const struct text *defaults, struct err *err)
+static enum err_code open_files(struct jsonl *it, struct err *err)
 {
     const struct options *const options = it->options;
     const bool gives_lines = it->kind->take == NULL && options->output[0] != '\0';
@@ -396,8 +397,8 @@ static enum err_code open_files(struct jsonl *it, const struct text *defaults, s
         return err->code;
     }
     if (it->out.errors_path != NULL &&
-        (jsonl_record_make(&it->record, it->kind->doing, options, defaults, &it->in, err) !=
-             ERR_OK ||
+        (jsonl_record_make(&it->record, it->kind->doing, options, &it->defaults_text, &it->in,
+                           err) != ERR_OK ||
          jsonl_record_check(&it->record, &it->out, options->resume, err) != ERR_OK)) {
         return err->code;
     }
@@ -411,10 +412,10 @@ static enum err_code begin_files(struct jsonl *it, struct err *err)
     return code != ERR_OK || it->options->resume ? code : jsonl_out_begin(&it->out, err);
 }
 
-/* What the options say about every request, as text and read. */
-static enum err_code make_defaults(struct jsonl *it, struct text *body, struct err *err)
+static enum err_code make_defaults(struct jsonl *it, struct err *err)
 {
     struct api_error error = {0};
+    struct text *const body = &it->defaults_text;
     json_open(body, '{');
     it->kind->put_defaults(body, it->options);
     if (cmd_put_ablate(body, it->options, err) != ERR_OK) {
@@ -427,18 +428,15 @@ static enum err_code make_defaults(struct jsonl *it, struct text *body, struct e
     if (!fields_open(&it->defaults, body->data, body->n, &error)) {
         return err_set(err, ERR_ARGUMENT, "the options make no request: %s", error.text.message);
     }
-    it->defaults.body = NULL;
     return ERR_OK;
 }
 
 static enum err_code open_all(struct jsonl *it, struct err *err)
 {
-    struct text defaults = {0};
-    enum err_code code = make_defaults(it, &defaults, err);
+    enum err_code code = make_defaults(it, err);
     if (code == ERR_OK) {
-        code = open_files(it, &defaults, err);
+        code = open_files(it, err);
     }
-    text_free(&defaults);
     if (code == ERR_OK) {
         code = cmd_engine_open(&it->ce, it->options, err);
         it->ce.limits.defaults = &it->defaults;
@@ -470,6 +468,7 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
     }
     cmd_engine_close(&it.ce);
     fields_close(&it.defaults);
+    text_free(&it.defaults_text);
     text_free(&it.record);
     jsonl_out_close(&it.out);
     jsonl_in_close(&it.in);

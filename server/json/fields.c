@@ -3,6 +3,7 @@
 
 #include "models/json_file.h"
 
+#include <float.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -354,26 +355,21 @@ bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
         *value = (uint64_t)integer;
         return true;
     }
-    const char *at = json_is_real(given) ? fields_digits(fields, name) : NULL;
-    const char *const end = fields->body + fields->body_bytes;
-    uint64_t sum = 0;
-    bool fits = at != NULL && at < end && *at >= '0' && *at <= '9';
-    for (; fits && at < end && *at >= '0' && *at <= '9'; at++) {
-        fits = !__builtin_mul_overflow(sum, 10u, &sum) &&
-               !__builtin_add_overflow(sum, (uint64_t)(*at - '0'), &sum);
-    }
-    if (fits && at < end && strchr(".eE", *at) == NULL) {
-        *value = sum;
-        return true;
-    }
     if (!json_is_number(given)) {
         return fields_wrong(fields, name, "an integer", given);
     }
-    const double real = json_number_value(given);
-    const bool inside = real >= 0x1p53 && real < 0x1p64;
+    const struct fields *const from = fields_given(fields, name) ? fields : fields->defaults;
+    const char *const digits = json_is_real(given) ? fields_digits(from, name) : NULL;
+    _Static_assert(LDBL_MANT_DIG >= 64, "a long double holds each integer of 64 bits");
+    /* The text is JSON, so the number ends before the body does. */
+    const long double real = digits != NULL ? strtold(digits, NULL) : -1;
+    if (real >= 0 && real < 0x1p64L && real == floorl(real)) {
+        *value = (uint64_t)real;
+        return true;
+    }
     return api_error_set(fields->error, 400, "invalid_value", name,
-                         "%s is %.15g, but must be an integer 0 ... 18446744073709551615%s", name,
-                         real, inside ? ", one as large as this in plain digits" : "");
+                         "%s is %.15g, but must be an integer 0 ... 18446744073709551615", name,
+                         json_number_value(given));
 }
 
 int fields_choice(struct fields *fields, const char *name, const char *const *choices)

@@ -65,7 +65,8 @@ struct fields_range {
 void fields_float(struct fields *fields, const char *name, const char *alias,
                   struct fields_range range, float *value);
 void fields_bool(struct fields *fields, const char *name, const char *alias, bool *value);
-/* All 64 bits, which jansson's own integers do not hold. true if given. */
+/* All 64 bits, which jansson's own integers do not hold; also of a real without fraction, as 1e19.
+ * true if given. */
 bool fields_u64(struct fields *fields, const char *name, uint64_t *value);
 /* A string of closed choices; returns the index, or -1 if absent. choices ends with NULL. */
 int fields_choice(struct fields *fields, const char *name, const char *const *choices);

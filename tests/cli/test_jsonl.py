@@ -71,6 +71,12 @@ def test_options_hold_where_a_line_says_nothing(folder):
     assert first["id"] == "standard input:1"
 
 
+def test_a_seed_of_64_bits_holds_for_lines_too():
+    lines = '{"prompt": "It was"}\n{"prompt": "It was", "seed": 18446744073709551614}\n'
+    out = ok("generate", "--jsonl", "--max-tokens", "1", "--seed", 2**64 - 1, stdin=lines).splitlines()
+    assert [json.loads(line)["seed"] for line in out] == [2**64 - 1, 2**64 - 2]
+
+
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_resume_goes_on_wherever_a_kill_has_cut(folder, ending):
     """A file that is cut anywhere is what a kill leaves behind. The second member comes of a resumed run."""

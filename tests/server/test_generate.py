@@ -407,10 +407,19 @@ def test_values_that_are_nearer_to_an_open_end_than_a_float_are_taken(server):
         assert server.ok("/generate", {**body, **least})["choices"][0]["token_ids"] == greedy
 
 
-def test_a_seed_with_an_exponent_is_told_how_to_be_written(server):
-    """1e19 could be any of 2048 integers."""
-    message = error_of(server.post("/generate", b'{"prompt": "a", "seed": 1e19}'), 400, "invalid_value", "seed")
-    assert "in plain digits" in message
+@pytest.mark.parametrize("written, seed", [("1e19", 10**19), ("1.8446744073709551615e19", 2**64 - 1), ("25.0", 25),
+                                           ("9007199254740993.0", 2**53 + 1), ("1" + 20 * "0" + "e-1", 10**19)])
+def test_a_whole_number_is_a_seed_however_it_is_written(server, written, seed):
+    """1.0 is an integer in all fields; of this one a double would not hold all digits."""
+    body = '{"prompt": "a", "max_tokens": 1, "seed": %s}' % written
+    assert server.post("/generate", body.encode()).json()["seed"] == seed
+
+
+@pytest.mark.parametrize("written", ["2e19", "18446744073709551616.0", "-1e19", "9007199254740993.5"])
+def test_a_seed_with_a_fraction_or_beyond_64_bits_is_refused(server, written):
+    body = '{"prompt": "a", "max_tokens": 1, "seed": %s}' % written
+    message = error_of(server.post("/generate", body.encode()), 400, "invalid_value", "seed")
+    assert "must be an integer 0 ... 18446744073709551615" in message
 
 
 @pytest.mark.parametrize("path, body, message", [
