@@ -305,6 +305,11 @@ static enum err_code parse_flag(struct options *options, unsigned command, int a
         }
         value = argv[++*i];
     }
+    /* An empty text means that the option is not given; as a stop string it would end all texts. */
+    if (row->offset == offsetof(struct options, stop) && value[0] == '\0') {
+        return err_set(err, ERR_ARGUMENT, "%s has 0 bytes, but must have 1 ... %d", where,
+                       STOP_BYTES_MAX);
+    }
     return row_set(options, row, where, value, err);
 }
 

@@ -110,6 +110,8 @@ def test_help_of_serve_names_the_flags_of_the_contract():
     (["generate", "--temperature", "0x1"], "--temperature: '0x1'"),
     (["generate", "--top-p", "0"], "--top-p: '0' is not a number in (0, 1]"),
     (["generate", "--min-p", "1"], "--min-p: '1' is not a number in [0, 1)"),
+    (["generate", "--stop", "", "x"], "--stop has 0 bytes, but must have 1 ... 256"),
+    (["generate", "--stop=", "x"], "--stop has 0 bytes, but must have 1 ... 256"),
     (["generate", "--seed", "-1"], "--seed: '-1'"),
     (["generate", "--seed", "18446744073709551616"], "--seed"),
     (["serve", "--model=x\ny", "--port", "z"], "--port: 'z'"),
