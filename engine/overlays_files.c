@@ -75,8 +75,7 @@ static enum err_code put_file(struct overlays *overlays, const char *path, const
         if (code != ERR_OK) { /* the message begins with the overlay's name: add the file */
             const size_t n = strlen(name);
             const bool named = strncmp(cause.message, name, n) == 0 && cause.message[n] == ':';
-            code = err_set(err, code == ERR_ARGUMENT ? ERR_FORMAT : code, "%s: %.400s", path,
-                           cause.message + (named ? n + 2 : 0));
+            code = err_set(err, code, "%s: %.400s", path, cause.message + (named ? n + 2 : 0));
         }
     }
     return code;

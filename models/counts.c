@@ -306,7 +306,7 @@ void counts_free(struct counts *counts)
 static enum err_code another_model(const struct counts *counts, const char *model, const char *name,
                                    struct err *err)
 {
-    return err_set(err, ERR_ARGUMENT,
+    return err_set(err, ERR_FORMAT,
                    "%s: counts of another model: theirs has the SHA-256 %s, that of %s is %s",
                    counts->path, counts->model, name, model);
 }
@@ -357,7 +357,7 @@ enum err_code counts_add(struct counts *sum, const struct counts *more, struct e
                        more->path);
     }
     return fits ? ERR_OK
-                : err_set(err, ERR_ARGUMENT, "%s: added to the others, the counts exceed 63 bits",
+                : err_set(err, ERR_FORMAT, "%s: added to the others, the counts exceed 63 bits",
                           more->path);
 }
 

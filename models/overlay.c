@@ -265,37 +265,37 @@ static enum err_code check_memory(const struct overlay *overlay, const struct ov
 {
     const int m = part->memory;
     if (m >= info->n_memory) {
-        return err_set(err, ERR_ARGUMENT, "%s: memory %d does not exist: the model has %d",
+        return err_set(err, ERR_FORMAT, "%s: memory %d does not exist: the model has %d",
                        overlay->path, m, info->n_memory);
     }
     const struct pkm_info *const memory = &info->memory[m];
     if (memory->values_of != m) {
-        return err_set(err, ERR_ARGUMENT,
+        return err_set(err, ERR_FORMAT,
                        "%s: memory %d reads the table of memory %d: change that one's rows",
                        overlay->path, m, memory->values_of);
     }
     if (part->slot[part->n - 1] >= memory->n_slot) {
-        return err_set(err, ERR_ARGUMENT,
+        return err_set(err, ERR_FORMAT,
                        "%s: tensor memories.%d.slots: slot %d does not exist: memory %d has %lld",
                        overlay->path, m, part->slot[part->n - 1], m, (long long)memory->n_slot);
     }
     if (part->values.rows.cols != memory->d_value) {
         return err_set(
-            err, ERR_ARGUMENT, "%s: tensor memories.%d.rows has %lld columns: memory %d has %lld",
+            err, ERR_FORMAT, "%s: tensor memories.%d.rows has %lld columns: memory %d has %lld",
             overlay->path, m, (long long)part->values.rows.cols, m, (long long)memory->d_value);
     }
     if (memory->experts != (part->experts.rows.data != NULL)) {
-        return err_set(err, ERR_ARGUMENT, "%s: tensor memories.%d.experts %s: memory %d has %s",
+        return err_set(err, ERR_FORMAT, "%s: tensor memories.%d.experts %s: memory %d has %s",
                        overlay->path, m, memory->experts ? "is missing" : "must not be there", m,
                        memory->experts ? "experts" : "none");
     }
     if (memory->experts && part->experts.rows.cols != info->d_model) {
-        return err_set(err, ERR_ARGUMENT,
+        return err_set(err, ERR_FORMAT,
                        "%s: tensor memories.%d.experts has %lld columns: the model's width is %d",
                        overlay->path, m, (long long)part->experts.rows.cols, info->d_model);
     }
     if (hash != NULL && strcmp(part->base, hash[m]) != 0) {
-        return err_set(err, ERR_ARGUMENT,
+        return err_set(err, ERR_FORMAT,
                        "%s: made for another base: the values of memory %d have the SHA-256 %s, "
                        "the overlay's is %s",
                        overlay->path, m, hash[m], part->base);

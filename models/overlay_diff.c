@@ -62,7 +62,7 @@ static enum err_code check_shapes(const struct diff *diff, struct err *err)
     }
     if (!same) {
         return err_set(
-            err, ERR_ARGUMENT,
+            err, ERR_FORMAT,
             "%s and %s: their memories differ in shape or number: an overlay has rows of "
             "the same tables",
             diff->base.dir, diff->tuned.dir);
@@ -75,7 +75,7 @@ static enum err_code check_shapes(const struct diff *diff, struct err *err)
 static enum err_code only_in(const struct safetensors_entry *entry, const struct side *other,
                              struct err *err)
 {
-    return err_set(err, ERR_ARGUMENT, "%s: tensor %s is missing from %s", entry->path, entry->name,
+    return err_set(err, ERR_FORMAT, "%s: tensor %s is missing from %s", entry->path, entry->name,
                    other->dir);
 }
 
@@ -102,7 +102,7 @@ static enum err_code check_rest(const struct diff *diff, struct err *err)
         const struct safetensors_entry *const y = tensors_at(b, index);
         if (x->dtype != y->dtype || x->bytes != y->bytes ||
             memcmp(x->data, y->data, x->bytes) != 0) {
-            return err_set(err, ERR_ARGUMENT,
+            return err_set(err, ERR_FORMAT,
                            "%s: tensor %s is another one than in %s: an overlay has rows of value "
                            "tables alone",
                            y->path, y->name, x->path);
