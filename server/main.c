@@ -42,7 +42,8 @@ static int print_help(const char *name)
     if (name && (strcmp(name, "help") == 0 || strcmp(name, "version") == 0)) {
         name = NULL;
     }
-    if (name && options_document(stdout, name)) {
+    const unsigned missing = serve_is_here ? 0 : COMMAND_SERVE;
+    if (name && options_document(stdout, name, missing)) {
         return check_output(0);
     }
     if (name && options_help_group(stdout, name)) {
@@ -52,7 +53,7 @@ static int print_help(const char *name)
     if (name && command == 0) {
         return no_command(name);
     }
-    options_help(stdout, command, serve_is_here ? 0 : COMMAND_SERVE);
+    options_help(stdout, command, missing);
     return check_output(0);
 }
 

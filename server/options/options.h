@@ -211,9 +211,9 @@ void options_help(FILE *out, unsigned command, unsigned missing);
 /* Lists the commands of two words that begin with word. false: there is none. */
 bool options_help_group(FILE *out, const char *word);
 
-/* Writes the manual page ("man"), or the completions of a shell ("bash", "zsh", "fish"). false:
- * kind is none of them. */
-bool options_document(FILE *out, const char *kind);
+/* Writes the manual page ("man"), or the completions of a shell ("bash", "zsh", "fish"), of all
+ * commands but those in missing. false: kind is none of them. */
+bool options_document(FILE *out, const char *kind, unsigned missing);
 
 /* The command whose name is nearest to what was typed, or NULL if none is near. */
 const char *options_command_near(const char *typed);

@@ -24,6 +24,12 @@ static bool takes_any_text(const struct option_row *row)
     return row->type == OPTION_TEXT;
 }
 
+/* Whether this program has command i. */
+static bool is_here(int i, unsigned missing)
+{
+    return (option_commands[i].command & missing) == 0;
+}
+
 /* Prints text with each character that `special` holds behind `before`, and bars as `bar`. */
 static void put_escaped(FILE *out, const char *text, const char *special, const char *before,
                         char bar)
@@ -63,16 +69,19 @@ static void put_option(FILE *out, const struct option_row *row)
     fputc('\n', out);
 }
 
-static void put_man(FILE *out)
+static void put_man(FILE *out, unsigned missing)
 {
     fputs(".TH PKMSERVE 1 \"\" \"pkmserve " PKMSERVE_VERSION "\" \"User Commands\"\n.SH NAME\n"
-          "pkmserve \\- serve, score and generate with memory-augmented transformers\n"
-          ".SH SYNOPSIS\n",
+          "pkmserve \\- ",
           out);
-    for (int i = 0; i < option_n_command; i++) {
-        fputs(i > 0 ? ".br\n" : "", out);
-        put_roff(out, option_commands[i].usage);
-        fputc('\n', out);
+    fputs((missing & COMMAND_SERVE) == 0 ? "serve, " : "", out);
+    fputs("score and generate with memory-augmented transformers\n.SH SYNOPSIS\n", out);
+    for (int i = 0, n = 0; i < option_n_command; i++) {
+        if (is_here(i, missing)) {
+            fputs(n++ > 0 ? ".br\n" : "", out);
+            put_roff(out, option_commands[i].usage);
+            fputc('\n', out);
+        }
     }
     fputs(".SH DESCRIPTION\nEach option is also read from the environment: \\-\\-max\\-queue from "
           "PKMSERVE_MAX_QUEUE. A flag on the command line overrules it. Flags without a value take "
@@ -80,6 +89,9 @@ static void put_man(FILE *out)
           out);
     for (int i = 0; i < option_n_command; i++) {
         const struct option_command *const command = &option_commands[i];
+        if (!is_here(i, missing)) {
+            continue;
+        }
         fputs(".SH OPTIONS OF ", out);
         for (const char *c = command->name; *c != '\0'; c++) {
             fputc(toupper((unsigned char)*c), out);
@@ -118,12 +130,12 @@ static bool is_first(int i)
 }
 
 /* First words, each once; of word alone its second ones. */
-static void put_commands(FILE *out, const char *word)
+static void put_commands(FILE *out, const char *word, unsigned missing)
 {
     for (int i = 0; i < option_n_command; i++) {
         const char *const name = option_commands[i].name;
         const int n = first_word(name);
-        if (word == NULL && is_first(i)) {
+        if (word == NULL && is_first(i) && is_here(i, missing)) {
             fprintf(out, "%.*s ", n, name);
         } else if (word != NULL && strncmp(name, word, (size_t)n) == 0 && word[n] == '\0') {
             fprintf(out, "%s ", second_word(name));
@@ -132,14 +144,14 @@ static void put_commands(FILE *out, const char *word)
     fputs(word == NULL ? "help version" : "", out);
 }
 
-static void put_bash(FILE *out)
+static void put_bash(FILE *out, unsigned missing)
 {
     fputs("# bash completion of pkmserve, made by `pkmserve help bash`\n_pkmserve() {\n"
           "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} list=\n"
           "    if [ \"$COMP_CWORD\" -eq 1 ] || { [ \"$COMP_CWORD\" -eq 2 ] && [ \"$before\" = help "
           "]; }; then\n        list='",
           out);
-    put_commands(out, NULL);
+    put_commands(out, NULL, missing);
     fputs("'\n", out);
     for (int i = 0; i < option_n_command; i++) {
         const char *const name = option_commands[i].name;
@@ -150,14 +162,14 @@ static void put_bash(FILE *out)
                 out,
                 "    elif [ \"$COMP_CWORD\" -eq 2 ] && [ \"$before\" = %s ]; then\n        list='",
                 word);
-            put_commands(out, word);
+            put_commands(out, word, missing);
             fputs("'\n", out);
         }
     }
     fputs("    else\n        case $before in\n", out);
     for (int i = 0; i < option_n_row; i++) {
         const char *const choices = choices_of(&option_rows[i]);
-        if (choices != NULL) {
+        if (choices != NULL && (option_rows[i].commands & ~missing) != 0) {
             fprintf(out, "        --%s) list='", option_rows[i].flag);
             put_escaped(out, choices, "", "", ' ');
             fputs("' ;;\n", out);
@@ -166,6 +178,9 @@ static void put_bash(FILE *out)
     fputs("        *) case $word in -*) case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n", out);
     for (int i = 0; i < option_n_command; i++) {
         const char *const second = second_word(option_commands[i].name);
+        if (!is_here(i, missing)) {
+            continue;
+        }
         fprintf(out, "        \"%.*s \"%s) list='", first_word(option_commands[i].name),
                 option_commands[i].name, second[0] != '\0' ? second : "*");
         for (int j = 0; j < option_n_row; j++) {
@@ -199,13 +214,13 @@ static void put_quoted(FILE *out, const char *text, const char *special)
     }
 }
 
-static void put_zsh(FILE *out)
+static void put_zsh(FILE *out, unsigned missing)
 {
     fputs("#compdef pkmserve\n# zsh completion of pkmserve, made by `pkmserve help zsh`\n"
           "_pkmserve() {\n    local -a commands=(\n",
           out);
     for (int i = 0; i < option_n_command; i++) {
-        if (is_first(i)) {
+        if (is_first(i) && is_here(i, missing)) {
             const char *const name = option_commands[i].name;
             fprintf(out, "        '%.*s:", first_word(name), name);
             put_quoted(out,
@@ -227,13 +242,16 @@ static void put_zsh(FILE *out)
             fprintf(out,
                     "    if [[ $words[1] == %s ]] && (( CURRENT == 2 )); then\n        compadd ",
                     word);
-            put_commands(out, word);
+            put_commands(out, word, missing);
             fputs("\n        return\n    fi\n", out);
         }
     }
     fputs("    case \"$words[1] $words[2]\" in\n", out);
     for (int i = 0; i < option_n_command; i++) {
         const char *const second = second_word(option_commands[i].name);
+        if (!is_here(i, missing)) {
+            continue;
+        }
         fprintf(out, "    \"%.*s \"%s) _arguments \\\n", first_word(option_commands[i].name),
                 option_commands[i].name, second[0] != '\0' ? second : "*");
         for (int j = 0; j < option_n_row; j++) {
@@ -258,12 +276,15 @@ static void put_zsh(FILE *out)
     fputs("    \"help \"*) _describe command commands ;;\n    esac\n}\n_pkmserve \"$@\"\n", out);
 }
 
-static void put_fish(FILE *out)
+static void put_fish(FILE *out, unsigned missing)
 {
     fputs("# fish completion of pkmserve, made by `pkmserve help fish`\n", out);
     for (int i = 0; i < option_n_command; i++) {
         const char *const name = option_commands[i].name;
         const char *const second = second_word(name);
+        if (!is_here(i, missing)) {
+            continue;
+        }
         if (second[0] == '\0') {
             fprintf(out, "complete -c pkmserve -n __fish_use_subcommand -f -a %s -d '", name);
         } else {
@@ -280,9 +301,13 @@ static void put_fish(FILE *out)
     fputs("complete -c pkmserve -n __fish_use_subcommand -f -a 'help version'\n", out);
     for (int j = 0; j < option_n_row; j++) {
         const struct option_row *const row = &option_rows[j];
+        const unsigned commands = row->commands & ~missing;
+        if (commands == 0) {
+            continue;
+        }
         fputs("complete -c pkmserve -n '__fish_seen_subcommand_from", out);
         for (int i = 0; i < option_n_command; i++) {
-            if ((row->commands & option_commands[i].command) != 0) {
+            if ((commands & option_commands[i].command) != 0) {
                 /* The second word tells commands of two apart, except from those of one. */
                 const char *const second = second_word(option_commands[i].name);
                 fprintf(out, " %s", second[0] != '\0' ? second : option_commands[i].name);
@@ -302,15 +327,15 @@ static void put_fish(FILE *out)
     }
 }
 
-bool options_document(FILE *out, const char *kind)
+bool options_document(FILE *out, const char *kind, unsigned missing)
 {
     static const struct {
         const char *kind;
-        void (*put)(FILE *out);
+        void (*put)(FILE *out, unsigned missing);
     } documents[] = {{"man", put_man}, {"bash", put_bash}, {"zsh", put_zsh}, {"fish", put_fish}};
     for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
         if (strcmp(kind, documents[i].kind) == 0) {
-            documents[i].put(out);
+            documents[i].put(out, missing);
             return true;
         }
     }

@@ -59,7 +59,7 @@ void options_help(FILE *out, unsigned command, unsigned missing)
     if (command == 0) {
         fputs("  --version        print the version\n  help             options of a command: "
               "pkmserve "
-              "help serve;\n                   "
+              "help score;\n                   "
               "man prints the manual page, bash, zsh or fish the completions of that shell\n",
               out);
     } else {

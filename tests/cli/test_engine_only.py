@@ -44,6 +44,18 @@ def test_serve_says_that_there_is_no_http_and_help_does_not_list_it(program):
     assert ok("help") == serve.sub("", whole)
 
 
+@pytest.mark.parametrize("kind", ["man", "bash", "zsh", "fish"])
+def test_its_manual_page_and_completions_do_not_name_serve(program, kind):
+    names = re.compile(r"\bserve\b|overload.{1,2}status")  # the command, and an option that it alone has
+    whole = ok("help", kind)
+    assert len(names.findall(whole)) >= 3
+    program(ENGINE)
+    here = ok("help", kind).replace("serve also loads", "")  # of --check, whose help is the same everywhere
+    assert not names.search(here), names.search(here)
+    for word in ("examples", "bptt", "resume"):
+        assert here.count(word) == whole.count(word) > 0
+
+
 def test_without_sentencepiece_text_and_tokenizers_are_refused(program, tmp_path):
     program(IDS_ONLY)
     named = fails(1, "score", "--tokenizer", MODEL / "tokenizer.model", "--ids", tmp_path)
