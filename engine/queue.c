@@ -135,7 +135,7 @@ static enum err_code refuse(const struct queue *queue, const struct request *req
     const int n_max = queue->limits.n_waiting;
     if (queue->n_waiting >= n_max || queue->free == NULL) {
         return err_set(err, ERR_QUEUE_FULL,
-                       "the queue is full: %d of %d requests wait (--max-queue); try later",
+                       "the queue is full: requests that wait: %d of %d (--max-queue); try later",
                        queue->n_waiting, n_max);
     }
     const struct client *const tenant =

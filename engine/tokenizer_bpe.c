@@ -207,7 +207,8 @@ enum err_code bpe_tokenizer_new(struct bpe_tokenizer **tokenizer, int n_vocab, s
     if (n_word > (size_t)n_vocab || n_merge > MERGES_MAX || n_added > ADDED_TOKENS_MAX) {
         return n_word > (size_t)n_vocab
                    ? err_set(err, ERR_FORMAT,
-                             "%s: has %zu tokens, the model's vocab_size is %d: they do not belong "
+                             "%s: its number of tokens is %zu, the model's vocab_size is %d: they "
+                             "do not belong "
                              "together",
                              path, n_word, n_vocab)
                    : err_set(err, ERR_FORMAT,
@@ -350,10 +351,11 @@ enum err_code bpe_finish(struct bpe_tokenizer *t, const char *path, struct err *
 {
     const int n_vocab = t->base.n_piece;
     if (!is_padding(n_vocab - t->n_token, n_vocab)) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: has %d tokens, the model's vocab_size is %d: they do not belong "
-                       "together",
-                       path, t->n_token, n_vocab);
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: its number of tokens is %d, the model's vocab_size is %d: they do not belong "
+            "together",
+            path, t->n_token, n_vocab);
     }
     for (int byte = 0; byte < 256; byte++) {
         if (t->bpe.byte_id[byte] < 0) {

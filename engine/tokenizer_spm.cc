@@ -320,10 +320,11 @@ enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::s
     /* A vocabulary without <unk> has the library's behind its last word, as no id of the model. */
     const int n_piece = t->spm.GetPieceSize();
     if (n_piece != n_vocab && !(n_piece == n_vocab + 1 && t->spm.IsUnknown(n_vocab))) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: has %d pieces, the model's vocab_size is %d: they do not belong "
-                       "together",
-                       path, n_piece, n_vocab);
+        return err_set(
+            err, ERR_FORMAT,
+            "%s: its number of pieces is %d, the model's vocab_size is %d: they do not belong "
+            "together",
+            path, n_piece, n_vocab);
     }
     t->newline_id = s.newline_elsewhere ? -1 : s.newline_id;
     t->dummy_prefix = s.add_dummy_prefix;

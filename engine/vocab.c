@@ -63,10 +63,11 @@ enum err_code vocab_parse(struct vocab *vocab, char *text, size_t bytes, const c
     }
     enum err_code code = ERR_OK;
     if (n_line != n_word) {
-        code = err_set(err, ERR_FORMAT,
-                       "%s: has %lld lines, the model's vocab_size is %d: they do not belong "
-                       "together",
-                       path, (long long)n_line, n_word);
+        code = err_set(
+            err, ERR_FORMAT,
+            "%s: its number of lines is %lld, the model's vocab_size is %d: they do not belong "
+            "together",
+            path, (long long)n_line, n_word);
     } else {
         code = word_table_open(&vocab->table, n_word, path, err);
     }

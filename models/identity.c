@@ -227,7 +227,7 @@ static enum err_code read_lines(struct reader *r, const char *text, const char *
     const int n_due = r->identity->n_token > 0 ? r->identity->n_token - 1 : 0;
     if (code == ERR_OK && r->n_logprob != n_due) {
         code = err_set(err, ERR_FORMAT,
-                       "%s: the probe has %d tokens and %d log-probabilities; expected are %d, of "
+                       "%s: the probe's tokens: %d, its log-probabilities: %d; expected are %d, of "
                        "each token but the first",
                        r->path, r->identity->n_token, r->n_logprob, n_due);
     }

@@ -103,7 +103,7 @@ static enum err_code read_range(struct safetensors_entry *entry, const json_t *v
     const int64_t size = (int64_t)safetensors_dtype_bytes(entry->dtype);
     int64_t bytes = 0;
     if (__builtin_mul_overflow(entry->n_elem, size, &bytes) || bytes != end - begin) {
-        return err_set(err, ERR_FORMAT, "%s: tensor %s: %lld elements of %s do not fill %lld bytes",
+        return err_set(err, ERR_FORMAT, "%s: tensor %s: %lld x %s do not fill data of length %lld",
                        entry->path, entry->name, (long long)entry->n_elem,
                        safetensors_dtype_name(entry->dtype), (long long)(end - begin));
     }
@@ -165,14 +165,16 @@ static enum err_code check_cover(const struct safetensors *st, const struct sect
                            st->entry[i - 1].name, entry->name);
         }
         if (entry->data > end) {
-            return err_set(err, ERR_FORMAT, "%s: %lld bytes before tensor %s belong to no tensor",
-                           section->path, (long long)(entry->data - end), entry->name);
+            return err_set(err, ERR_FORMAT,
+                           "%s: the data before tensor %s, of length %lld, belong to no tensor",
+                           section->path, entry->name, (long long)(entry->data - end));
         }
         end = entry->data + entry->bytes;
     }
     const uint64_t used = (uint64_t)(end - section->data);
     if (used != section->bytes) {
-        return err_set(err, ERR_FORMAT, "%s: %llu bytes after the last tensor belong to no tensor",
+        return err_set(err, ERR_FORMAT,
+                       "%s: the data after the last tensor, of length %llu, belong to no tensor",
                        section->path, (unsigned long long)(section->bytes - used));
     }
     return ERR_OK;
@@ -237,8 +239,8 @@ enum err_code safetensors_parse(struct safetensors *st, const void *file, size_t
     const unsigned char *const bytes = file;
     *st = (struct safetensors){0};
     if (file_bytes < 8) {
-        return err_set(err, ERR_FORMAT, "%s: %zu bytes are too few for a safetensors file", path,
-                       file_bytes);
+        return err_set(err, ERR_FORMAT, "%s: its length of %zu is too short for a safetensors file",
+                       path, file_bytes);
     }
     const uint64_t header_bytes = read_u64(bytes);
     if (header_bytes > SAFETENSORS_HEADER_MAX) {

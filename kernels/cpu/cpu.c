@@ -157,7 +157,7 @@ enum err_code cpu_open(struct backend **be, const char *isa, int n_thread, struc
     cpu->bf16 = found.bf16;
     (void)snprintf(cpu->base.name, sizeof cpu->base.name, "cpu-%s", found.name);
     (void)snprintf(cpu->base.description, sizeof cpu->base.description,
-                   "CPU, %s kernels, %d of %d cores, %zu MiB of memory", found.name, n, n_core,
+                   "CPU, %s kernels, cores %d of %d, %zu MiB of memory", found.name, n, n_core,
                    cpu->base.memory_bytes >> 20);
     const enum err_code pool_code = pool_new(&cpu->pool, n, err);
     if (pool_code != ERR_OK) {

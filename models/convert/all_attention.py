@@ -319,5 +319,5 @@ def summary(config):
         else "feed-forward networks of %d" % c["d_ff"]
     if "adaptive_cutoffs" in c:
         inside += "; adaptive softmax, cutoffs %s" % " ".join(map(str, c["adaptive_cutoffs"]))
-    return ["all-attention, %d layers of %d, %d heads, vocabulary %d, %s" % (
+    return ["all-attention, layers %d of %d, heads %d, vocabulary %d, %s" % (
         c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], spans), inside]

@@ -389,7 +389,7 @@ def family_summary(c):
         return all_attention.summary(c)
     if c["model_type"] == "memory_llama":
         return memory_layers.summary(c)
-    lines = ["XLM, %d layers of %d, %d heads, vocabulary %d, context %d, %s, %s output" % (
+    lines = ["XLM, layers %d of %d, heads %d, vocabulary %d, context %d, %s, %s output" % (
         c["n_layer"], c["d_model"], c["n_head"], c["vocab_size"], c["max_position"],
         c["activation"], "tied" if c["tie_output"] else "untied")]
     if "languages" in c:
@@ -397,7 +397,7 @@ def family_summary(c):
     for m in c["memories"]:
         keys = "%d keys" % m["n_key"] if m["kind"] == "flat" \
             else "%d x %d keys" % (m["n_key"], m["n_key"])
-        lines.append("memory %s layer %d: %s (%d slots), %d heads, k = %d, queries of %d%s" % (
+        lines.append("memory %s layer %d: %s (%d slots), heads %d, k = %d, queries of %d%s" % (
             m["place"], m["layer"], keys, m["n_slot"], m["n_head"], m["k_top"], m["d_key"],
             " with batch norm" if m["query_batch_norm"] else ""))
     return lines

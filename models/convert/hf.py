@@ -247,7 +247,7 @@ def summary(model):
     if p.rope_scaling is not None:
         options.append("positions scaled by %g (%s)" % (p.rope_scaling["factor"],
                                                         p.rope_scaling["rope_type"]))
-    lines = ["%s, %d layers of %d, %d heads of %d (%d for keys and values), vocabulary %d, context %d,"
+    lines = ["%s, layers %d of %d, heads %d of %d (%d for keys and values), vocabulary %d, context %d,"
              " feed-forward networks of %d" % (
                  p.kind, c["n_layer"], c["d_model"], c["n_head"], c["d_head"], c["n_kv_head"],
                  c["vocab_size"], c["max_position"], c["d_ff"])]

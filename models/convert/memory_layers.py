@@ -353,7 +353,7 @@ def read_text(model, tokenizer, settings):
 
 def summary(config):
     c = config
-    lines = ["memory layers, %d layers of %d, %d heads of %d (%d for keys and values), vocabulary %d,"
+    lines = ["memory layers, layers %d of %d, heads %d of %d (%d for keys and values), vocabulary %d,"
              " context %d, feed-forward networks of %d" % (
                  c["n_layer"], c["d_model"], c["n_head"], c["d_head"], c["n_kv_head"],
                  c["vocab_size"], c["max_position"], c["d_ff"])]
@@ -364,7 +364,7 @@ def memory_lines(config):
     lines, memories = [], config.get("memories", [])
     for m in memories:
         place = m.get("place", "in")
-        parts = ["memory %slayer %d: %d x %d keys (%d slots of %d), %d heads, k = %d, queries of %d" % (
+        parts = ["memory %slayer %d: %d x %d keys (%d slots of %d), heads %d, k = %d, queries of %d" % (
             "" if place == "in" else place + " ", m["layer"], m["n_key"], m["n_key"], m["n_slot"], m["d_value"], m["n_head"], m["k_top"],
             m["d_key"])]
         parts += [text for key, text in (

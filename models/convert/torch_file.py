@@ -234,7 +234,7 @@ class Zip:
         machine = PickleMachine(self.find("data.pkl"), 0, "data.pkl", constructors, make_storage)
         root = machine.run()
         if machine.pos != len(machine.data):
-            machine.refuse("%d bytes after the end of the pickle"
+            machine.refuse("data after the end of the pickle, of length %d"
                            % (len(machine.data) - machine.pos))
         return root
 
@@ -279,7 +279,7 @@ class Legacy:
         for key in keys:
             pos = self.add(key, pos)
         if pos != len(self.data):
-            raise Refused("%d bytes after the last storage" % (len(self.data) - pos))
+            raise Refused("data after the last storage, of length %d" % (len(self.data) - pos))
         return root
 
     def add(self, key, pos):

@@ -210,7 +210,7 @@ def lessons(model, folder, texts):
             given += 1
         found.append(Lesson(ids, given))
     if n_long:
-        print(f"{n_long} of {len(texts)} texts are longer than the model's {context} positions: what is behind them is "
+        print(f"texts longer than the model's {context} positions: {n_long} of {len(texts)}; what is behind them is "
               "not learned; give such texts in parts", file=sys.stderr)
     found = [each for each in found if each.n_learned() > 0]
     if not found:

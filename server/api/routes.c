@@ -134,8 +134,8 @@ static bool routes_enter(struct server *server, struct exchange *x, struct api_e
     if (max > 0 && !x->counted) {
         struct api_error full = {0};
         (void)api_error_set(&full, 429, "client_limit", NULL,
-                            "this client has %d requests under way, which is the limit "
-                            "(--max-client-requests): wait for one to end",
+                            "this client has as many requests under way as it may have "
+                            "(--max-client-requests %d): wait for one to end",
                             max);
         *error = routes_told(server, &full);
         return false;

@@ -297,10 +297,11 @@ static enum err_code reserve(struct bench *bench, const struct options *options,
                        bench->positions, DECODE_STEPS, context);
     }
     if (context > 0 && bench->rows > bench->n_seq * (int64_t)context) {
-        return err_set(err, ERR_ARGUMENT,
-                       "--rows %d exceeds %d sequences of %d positions: lower it or raise "
-                       "--max-batch",
-                       bench->rows, bench->n_seq, context);
+        return err_set(
+            err, ERR_ARGUMENT,
+            "--rows %d exceeds the %lld positions of all sequences together: lower it or raise "
+            "--max-batch",
+            bench->rows, bench->n_seq * (long long)context);
     }
     int position_max = bench->rows > longest ? bench->rows : longest;
     position_max = context > 0 && position_max > context ? context : position_max;
@@ -435,7 +436,7 @@ static void print_table(struct bench *bench, const struct options *options)
 {
     printf("%s in %s, cache in %s, on %s: %s\n", options->model, dtype_name(bench->info->dtype),
            dtype_name(bench->info->cache_dtype), bench->be->name, bench->be->description);
-    printf("%s %.1f GB/s, %s peak %.0f GFLOP/s; medians of %d rounds; decode at position %d\n",
+    printf("%s %.1f GB/s, %s peak %.0f GFLOP/s; medians, rounds %d; decode at position %d\n",
            read_name(bench), median(bench->read_rate, bench->rounds) / 1e9,
            bench->be->is_host ? "multiply-add" : "measured instruction",
            median(bench->peak_rate, bench->rounds) / 1e9, bench->rounds, bench->positions);

@@ -274,7 +274,7 @@ void cmd_warn_unknown(int64_t n_unk, int64_t n_tokens, const struct tokenizer *t
         return;
     }
     fprintf(stderr,
-            "pkmserve: warning: %lld of %lld tokens are unknown to the vocabulary, which makes the "
+            "pkmserve: warning: tokens unknown to the vocabulary: %lld of %lld, which makes the "
             "figures look better than they are: %s\n",
             (long long)n_unk, (long long)n_tokens,
             strcmp(kind, "xlm") == 0

@@ -161,7 +161,7 @@ static enum err_code print_end(const struct generation *it, struct err *err)
         const int n = atomic_load(&request->item[0].n_out);
         const double seconds =
             (double)(atomic_load(&request->done_us) - atomic_load(&request->start_us)) / 1e6;
-        fprintf(stderr, "[%d tokens, %.1f tokens/s, seed %llu]\n", n, n / seconds, seed);
+        fprintf(stderr, "[tokens %d, %.1f tokens/s, seed %llu]\n", n, n / seconds, seed);
     } else if (!it->options->has_seed && request->sampling.temperature > 0) {
         fprintf(stderr, "[seed %llu]\n", seed);
     }

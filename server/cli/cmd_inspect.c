@@ -183,7 +183,7 @@ static void print_memory(const struct pkm_info *memory)
     } else {
         printf("flat keys");
     }
-    printf("), %d heads, k %d, keys %d wide, queries %s%s%s%s%s%s\n", shape->n_head, shape->k_top,
+    printf("), heads %d, k %d, keys %d wide, queries %s%s%s%s%s%s\n", shape->n_head, shape->k_top,
            shape->d_key, pkm_query_name(memory->query), shape->scores ? ", rescored" : "",
            memory->experts ? ", of experts" : "", memory->value_gate ? ", gated values" : "",
            memory->value_projection ? ", projected values" : "",
@@ -220,7 +220,7 @@ static void print_text(const struct inspection *it)
     } else {
         printf("  context     no limit; a layer sees at most %d positions back\n", info->window);
     }
-    printf("  layers      %d, width %d, %d heads of %d (%d of keys and values), feed-forward %d "
+    printf("  layers      %d, width %d, heads %d of %d (%d of keys and values), feed-forward %d "
            "(%s)\n",
            info->n_layer, info->d_model, info->n_head, info->d_attention / info->n_head,
            info->n_kv_head, info->d_ff, act_name(info));

@@ -315,8 +315,9 @@ static enum err_code print_rank(const struct list *list, const struct counts *ta
         json_field_double(&out, "background_share", share[1]);
         json_close(&out, '}');
         if (!json) {
-            printf("memory %d: %lld slots, %.2f %% of the reads of the task, %.2f %% of those of "
-                   "the background\n",
+            printf("memory %d: slots: %lld, with %.2f %% of the reads of the task and %.2f %% of "
+                   "those "
+                   "of the background\n",
                    m, (long long)list[m].n, 100 * share[0], 100 * share[1]);
         }
     }
@@ -453,7 +454,7 @@ static void print_hot(struct text *out, const struct counts *counts, int table,
     if (json) {
         return;
     }
-    printf("memory %d: %lld of %lld slots were read\n", table, (long long)n_read, n_slot);
+    printf("memory %d: slots that were read: %lld of %lld\n", table, (long long)n_read, n_slot);
     for (int p = 0; p < N_PERCENT; p++) {
         printf("  the top %2d %% of the slots have %6.2f %% of the reads\n", percents[p],
                100 * share[p]);

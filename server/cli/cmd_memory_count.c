@@ -108,7 +108,7 @@ int cmd_memory_count(const struct options *options)
     }
     if (code == ERR_OK && status < 0) {
         status = 0;
-        printf("%lld texts, %lld positions\n", (long long)tally.counts.n_document,
+        printf("texts: %lld, positions: %lld\n", (long long)tally.counts.n_document,
                (long long)tally.counts.n_position);
     }
     tally_free(&tally);

@@ -124,7 +124,7 @@ static enum err_code read_slots(struct examples *it, struct err *err)
         if (slot < 0 || (*end != ',' && *end != '\0') || memory >= it->info.n_memory) {
             return err_set(err, ERR_ARGUMENT,
                            "--slots: '%.60s' is no list of slots as 17,99, or 2:17 for slot 17 of "
-                           "memory 2, of %d memories",
+                           "memory 2; n_memory is %d",
                            given, it->info.n_memory);
         }
         bool exists = false;

@@ -53,7 +53,7 @@ static void print_counted(struct text *out, const struct counts *counts, int m)
         weight += memory->weight[i];
     }
     if (out == NULL) {
-        printf("memory %d: %lld of %lld slots were read, %lld reads of weight %.6g\n", m,
+        printf("memory %d: slots that were read: %lld of %lld; reads: %lld, of weight %.6g\n", m,
                (long long)n_read, (long long)memory->n_slot, (long long)reads, weight);
         return;
     }
@@ -84,7 +84,7 @@ static enum err_code inspect_counts(const struct mapped *file, bool json, struct
         json_key(&out, "memories");
         json_open(&out, '[');
     } else {
-        printf("%s: counts of %lld texts, %lld positions\nmodel %s\n", file->path,
+        printf("%s: counts; texts: %lld, positions: %lld\nmodel %s\n", file->path,
                (long long)counts.n_document, (long long)counts.n_position, counts.model);
     }
     for (int m = 0; m < counts.n_memory; m++) {
@@ -229,7 +229,7 @@ static int64_t slot_reads(const struct counts *counts, int table, int64_t slot)
 static void print_memory(const struct inspection *it, const struct overlay_memory *part,
                          const struct told *told)
 {
-    printf("memory %d: %lld rows of %lld columns, %s%s\n  base %s\n", part->memory,
+    printf("memory %d: rows: %lld, of width %lld, %s%s\n  base %s\n", part->memory,
            (long long)part->n, (long long)part->values.rows.cols,
            dtype_name(part->values.rows.dtype),
            part->experts.rows.data != NULL ? ", with experts" : "", part->base);
@@ -246,9 +246,9 @@ static void print_memory(const struct inspection *it, const struct overlay_memor
         for (int64_t i = 0; i < it->info->memory[part->memory].n_slot; i++) {
             all += slot_reads(&it->counts, part->memory, i);
         }
-        printf("  %-22s %lld times in %lld texts, %.4f %% of all reads\n", "its slots were read",
-               (long long)told->reads, (long long)it->counts.n_document,
-               all > 0 ? 100.0 * (double)told->reads / (double)all : 0.0);
+        printf("  %-22s %lld, %.4f %% of all; texts: %lld\n", "reads of its slots",
+               (long long)told->reads, all > 0 ? 100.0 * (double)told->reads / (double)all : 0.0,
+               (long long)it->counts.n_document);
     }
 }
 

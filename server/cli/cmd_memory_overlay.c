@@ -8,7 +8,7 @@ static void print_rows(const int64_t *n_row, const char *what, const char *path)
 {
     for (int m = 0; m < MODEL_PKM_MAX; m++) {
         if (n_row[m] > 0) {
-            printf("memory %d: %lld rows%s %s\n", m, (long long)n_row[m], what, path);
+            printf("memory %d: rows%s: %lld; written to %s\n", m, what, (long long)n_row[m], path);
         }
     }
 }
@@ -21,7 +21,7 @@ int cmd_memory_diff(const struct options *options)
                            &err) != ERR_OK) {
         return cmd_fail(&err);
     }
-    print_rows(diff.n_row, " differ, written to", options->output);
+    print_rows(diff.n_row, " that differ", options->output);
     return 0;
 }
 
@@ -33,8 +33,7 @@ int cmd_memory_apply(const struct options *options)
         ERR_OK) {
         return cmd_fail(&err);
     }
-    print_rows(applied.n_row,
-               applied.rounded ? ", rounded to the table's type, written to" : " written to",
+    print_rows(applied.n_row, applied.rounded ? ", rounded to the table's type" : "",
                options->output);
     return 0;
 }

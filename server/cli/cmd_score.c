@@ -119,7 +119,7 @@ static enum err_code print_memory(const struct scoring *it, int item, struct err
             printf("; by weight undefined: weights of both signs\n");
             continue;
         }
-        printf(", %.4f by weight, half of the weight in %lld slots, 90 %% in %lld, 99 %% in %lld\n",
+        printf(", %.4f by weight; slots with half of the weight: %lld, 90 %%: %lld, 99 %%: %lld\n",
                stats.kl_w, (long long)stats.top50_w, (long long)stats.top90_w,
                (long long)stats.top99_w);
     }

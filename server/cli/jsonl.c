@@ -462,7 +462,7 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
     }
     const int64_t n_bad = it.out.n_bad;
     if (code == ERR_OK && n_bad > 0) {
-        fprintf(stderr, "pkmserve: %lld of %lld lines are bad%s%s\n", (long long)n_bad,
+        fprintf(stderr, "pkmserve: bad lines: %lld of %lld%s%s\n", (long long)n_bad,
                 (long long)(n_bad + it.out.n_result), it.out.errors_path != NULL ? ": see " : "",
                 it.out.errors_path != NULL ? it.out.errors_path : "");
     }

@@ -292,9 +292,9 @@ static enum err_code skip_done(struct jsonl_out *out, struct jsonl_in *in, struc
         }
         if (!more && left > 0) {
             return err_set(err, ERR_FORMAT,
-                           "%s: holds %lld results, %lld more than the input has lines: it is not "
+                           "%s: has more results than the input has lines, %lld to %lld: it is not "
                            "of this input",
-                           out->path, (long long)out->n_result, (long long)left);
+                           out->path, (long long)out->n_result, (long long)(out->n_result - left));
         }
         if (!more) {
             break;

@@ -35,7 +35,7 @@ void progress_count(struct progress *progress, const char *label, int64_t n_docu
 {
     const double elapsed_s = (double)(clock_now_us() - progress->begin_us) / 1e6;
     char text[96];
-    (void)snprintf(text, sizeof text, "%s, %lld documents", label, (long long)n_document);
+    (void)snprintf(text, sizeof text, "%s, documents: %lld", label, (long long)n_document);
     if (share > 0) {
         progress->unit_total = (double)n_unit / share;
         progress_show(progress, text, share);

@@ -98,7 +98,7 @@ bool input_too_many_items(struct api_error *error, const char *param, size_t n,
                           struct input_limit items)
 {
     return api_error_set(error, 400, "too_many_items", param,
-                         "%s has %zu items, but %lld are the limit (%s): send them in several "
+                         "%s has %zu items, but the limit is %lld (%s): send them in several "
                          "requests",
                          param, n, (long long)items.most, items.flag);
 }

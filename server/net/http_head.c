@@ -84,7 +84,8 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
     if (hx->x.close && !hx->x.is_probe) {
         error->retry_after_s = 1;
         return api_error_set(error, 503, "too_many_connections", NULL,
-                             "the server's %d connections are in use", config->max_connections);
+                             "all connections of the server are in use (--max-connections %d)",
+                             config->max_connections);
     }
     const char *const length =
         MHD_lookup_connection_value(hx->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);

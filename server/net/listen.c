@@ -78,10 +78,11 @@ enum err_code listen_reserve_files(int n_conn, struct err *err)
     }
     limit.rlim_cur = limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need ? need : 0;
     if (limit.rlim_cur == 0 || setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-        return err_set(err, ERR_IO,
-                       "%d connections need %llu file descriptors, but the process may open %llu: "
-                       "lower --max-connections or raise ulimit -n",
-                       n_conn, (unsigned long long)need, (unsigned long long)limit.rlim_max);
+        return err_set(
+            err, ERR_IO,
+            "--max-connections %d needs %llu file descriptors, but the process may open %llu: "
+            "lower it or raise ulimit -n",
+            n_conn, (unsigned long long)need, (unsigned long long)limit.rlim_max);
     }
     return ERR_OK;
 }

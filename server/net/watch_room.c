@@ -69,7 +69,8 @@ static void watch_shut(struct watch_conn *conn)
     switch (conn->state) {
     case CONN_BODY:
         (void)api_error_set(&error, 503, "too_many_connections", NULL,
-                            "the server's %d connections are in use, and this request's body came "
+                            "all connections of the server are in use (--max-connections %d), and "
+                            "this request's body came "
                             "more slowly than others",
                             conn->watch->config.max_connections);
         watch_cut_locked(conn, &error);

@@ -159,7 +159,7 @@ function memoryMapShow() {
     const said = many(total, "read") + " of " + many(slots, "slot") + " among " + whole.format(memoryMap.nSlot);
     $("map").setAttribute("aria-label", "Map of the table: " + said + ". Arrow keys move, Enter chooses a slot.");
     $("map-state").textContent = said + (source === counts && counts.about.positions
-        ? ", in " + whole.format(counts.about.positions) + " positions since the start." : ".")
+        ? ", in " + many(counts.about.positions, "position") + " since the start." : ".")
         + (memoryMap.cells < memoryMap.side ? " Each cell is several slots." : "");
 }
 

@@ -86,7 +86,8 @@ static bool read_units(struct fields *fields, struct score_job *job)
     }
     if (json_array_size(value) != n) {
         return api_error_set(fields->error, 400, "invalid_value", "units",
-                             "units has %zu entries for %zu items", json_array_size(value), n);
+                             "units must have one entry for each item, %zu in all, not %zu", n,
+                             json_array_size(value));
     }
     for (size_t i = 0; i < n; i++) {
         if (!read_units_of(fields, json_array_get(value, i), &job->entry[i])) {
@@ -153,7 +154,7 @@ static bool check_sizes(const struct score_job *job, const struct score_windows 
     const int64_t n_entry_max = SCORE_ENTRIES_FACTOR * limits->max_score_tokens.most;
     if (n_entry > n_entry_max) {
         return api_error_set(error, 400, "too_many_tokens", "logprobs",
-                             "%lld tokens with %d alternatives each are %lld log-probabilities, "
+                             "%lld tokens with logprobs %d are %lld log-probabilities, "
                              "but %lld are the limit: send less text at once or ask for fewer",
                              (long long)n_listed, job->logprobs, (long long)n_entry,
                              (long long)n_entry_max);
@@ -258,7 +259,7 @@ bool score_set_priority(struct score_job *job, int priority, const struct api_li
     const int64_t n = request_positions(request);
     if (n > limits->max_score_positions.most) {
         return api_error_set(error, 400, "too_many_tokens", "stride",
-                             "the windows of this request, %lld new positions each, make the model "
+                             "the windows of this request, with a stride of %lld, make the model "
                              "compute %lld positions, but %lld are the limit of one request "
                              "(%s): use a larger stride or send less at once",
                              (long long)request->stride, (long long)n,

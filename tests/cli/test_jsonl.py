@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jsonl")
     (folder / "in.jsonl").write_text("\n".join(LINES[:9]) + "\n\n" + "\n".join(LINES[9:]))
     done = run("score", "--jsonl", folder / "in.jsonl", "--output", folder / "whole.jsonl")
-    assert done.returncode == 0 and "2 of 20 lines are bad" in done.stderr
+    assert done.returncode == 0 and "bad lines: 2 of 20" in done.stderr
     return folder
 
 
@@ -244,7 +244,7 @@ def test_a_terminal_is_shown_how_far_it_is(tmp_path):
     line = json.dumps({"text": "The old man went to sea. " * 30}).ljust(1 << 15)  # read in pieces, so in steps
     (tmp_path / "in").write_text((line + "\n") * 40)
     shown = at_terminal(["score", "--jsonl", "--output", tmp_path / "out", tmp_path / "in"])
-    frame = re.compile(r"scoring, (\d+) documents  [#.]{30}  +(\d+) %(  \d+ tokens/s  \d+:\d\d left)?")
+    frame = re.compile(r"scoring, documents: (\d+)  [#.]{30}  +(\d+) %(  \d+ tokens/s  \d+:\d\d left)?")
     frames = [frame.fullmatch(f) for f in shown.split("\r\x1b[K") if f.startswith("scoring")]
     assert frames and all(frames), shown
     for place in (1, 2):
@@ -263,9 +263,9 @@ def test_a_pipe_of_unknown_length_is_counted(tmp_path):
         if not lines.closed:
             lines.write('{"text": "It was."}\n')
             lines.flush()
-            if shown.count(b" documents  ") > 1:
+            if shown.count(b", documents: ") > 1:
                 lines.close()
 
     shown = at_terminal(["score", "--jsonl", "--output", tmp_path / "out", pipe], feed)
     frames = [f for f in shown.split("\r\x1b[K") if f.startswith("scoring")]
-    assert len(frames) > 1 and all(re.fullmatch(r"scoring, \d+ documents  \d+ tokens/s", f) for f in frames), shown
+    assert len(frames) > 1 and all(re.fullmatch(r"scoring, documents: \d+  \d+ tokens/s", f) for f in frames), shown

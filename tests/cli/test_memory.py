@@ -62,7 +62,7 @@ def files(tmp_path_factory):
 def counted(files, tmp_path_factory):
     """Counts of the three texts, and of the last one alone."""
     folder = tmp_path_factory.mktemp("counts")
-    assert ok("memory", "count", *files, "-o", folder / "all") == "3 texts, %d positions\n" % int(
+    assert ok("memory", "count", *files, "-o", folder / "all") == "texts: 3, positions: %d\n" % int(
         read(folder / "all")[1]["positions"])
     ok("memory", "count", files[2], "-o", folder / "task")
     return folder
@@ -91,7 +91,7 @@ def test_lines_count_as_files_do(counted, tmp_path):
     ok("memory", "count", "--jsonl", "--text-field", "body", tmp_path / "lines.jsonl.gz", "-o", tmp_path / "c")
     assert (tmp_path / "c").read_bytes() == (counted / "all").read_bytes()
     done = run("memory", "count", "--jsonl", "-", "-o", tmp_path / "d", stdin='{"text": "a b"}\n{"memory": false, "text": "x"}\n')
-    assert done.returncode == 0 and "1 of 2 lines are bad" in done.stderr and "memory is false" in done.stderr
+    assert done.returncode == 0 and "bad lines: 1 of 2" in done.stderr and "memory is false" in done.stderr
     assert read(tmp_path / "d")[1]["documents"] == "1"
 
 
@@ -142,7 +142,7 @@ def test_inspect_tells_what_is_counted(counted):
     reads = read(counted / "all")[0]["memories.0.reads"]
     memory, = told["memories"]
     assert told["documents"] == 3 and memory["reads"] == reads.sum() and memory["slots_read"] == (reads > 0).sum()
-    assert "counts of 3 texts" in ok("memory", "inspect", counted / "all")
+    assert ": counts; texts: 3, positions: " in ok("memory", "inspect", counted / "all")
 
 
 # ---- examples ------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_examples_of_lines_name_the_line(tmp_path):
 
 
 @pytest.mark.parametrize("slots, wanted", [
-    ("x", "'x' is no list of slots"), ("1,", "'1,' is no list"), ("9:1", "of %d memories" % len(CONFIG["memories"])),
+    ("x", "'x' is no list of slots"), ("1,", "'1,' is no list"), ("9:1", "n_memory is %d" % len(CONFIG["memories"])),
     ("0:", "is no list"), (str(N_SLOT), "slot %d does not exist" % N_SLOT),
     ("99999999999999999999", "is no list"), ("-1", "is no list")])
 def test_examples_of_slots_that_do_not_exist_are_refused(slots, wanted):
@@ -225,7 +225,7 @@ def test_inspect_compares_an_overlay_with_its_base(counted, table, tmp_path):
     reads = read(counted / "all")[0]["memories.0.reads"]
     assert [row["reads"] for row in told["rows"]] == list(reads[slots])
     text = ok("memory", "inspect", path, "--model", MODEL, "--counts", counted / "all")
-    assert "3 rows of %d columns, f32" % WIDTH in text and "in 3 texts" in text
+    assert "rows: 3, of width %d, f32" % WIDTH in text and "texts: 3" in text
     added = overlay(tmp_path / "a", slots, values[slots], base, "add")
     told, = json.loads(ok("memory", "inspect", added, "--json"))["memories"]
     assert np.allclose([row["norm"] for row in told["rows"]], 2 * np.linalg.norm(values[slots], axis=1), rtol=1e-6)
@@ -378,7 +378,7 @@ def test_apply_and_diff_are_each_others_inverse(tmp_path, dtype):
     more = {"memories.0.rows.scale": rows[NAME + ".scale"]} if dtype == "I8" else {}
     overlay(tmp_path / "o", slots, rows[NAME], base_of(tensors, NAME), **more)
     assert ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / "new") == (
-        "memory 0: 3 rows written to %s\n" % (tmp_path / "new"))
+        "memory 0: rows: 3; written to %s\n" % (tmp_path / "new"))
     before, after = files_of(tmp_path / "base"), files_of(tmp_path / "new")
     assert set(before) - set(after) == {"README.md", ".hidden", "model.sha256"} and not set(after) - set(before)
     assert [name for name in after if after[name] != before[name]] == ["model.safetensors"]
@@ -388,7 +388,7 @@ def test_apply_and_diff_are_each_others_inverse(tmp_path, dtype):
         wanted[name][slots] = rows[name]
     assert all((got[name] == wanted[name]).all() for name in wanted)
 
-    assert "memory 0: 3 rows differ" in ok("memory", "diff", tmp_path / "base", tmp_path / "new", "-o", tmp_path / "x")
+    assert "memory 0: rows that differ: 3; written to " in ok("memory", "diff", tmp_path / "base", tmp_path / "new", "-o", tmp_path / "x")
     back, metadata = read(tmp_path / "x")
     assert metadata == {"format": "pkmserve-overlay-1", "mode": "replace", "base": base_of(tensors, NAME)}
     assert list(back["memories.0.slots"]) == slots and (back["memories.0.rows"] == rows[NAME]).all()

@@ -77,7 +77,7 @@ def test_kinds_and_shards(kind, changes, has, due, n_shard, folder, tmp_path):
         "n_head": hw.HEADS, "n_kv_head": hw.KV, "d_head": hw.HEAD, "d_ff": hw.FF, "max_position": 32,
         "rope_theta": 500.0, "norm_eps": 1e-5, "tie_output": False, "dtype": "f32", "bos_token_id": 1,
         "eos_token_id": 2, **due}
-    assert out.startswith("%s: %s, 2 layers of 8, 2 heads of 6" % (tmp_path / "model", kind))
+    assert out.startswith("%s: %s, layers 2 of 8, heads 2 of 6" % (tmp_path / "model", kind))
     assert "token ids in and out" in out
 
 

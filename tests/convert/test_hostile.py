@@ -266,7 +266,7 @@ def test_a_directory_that_lies(tiny_zip, refused):
 def test_data_after_the_pickle(tmp_path, refused):
     with zipfile.ZipFile(tmp_path / "c.pth", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02N.more")
-    refused(tmp_path / "c.pth", "data.pkl", "4 bytes after")
+    refused(tmp_path / "c.pth", "data.pkl", "data after the end of the pickle, of length 4")
 
 
 # ---- the legacy container -----------------------------------------------------------------------
@@ -275,11 +275,11 @@ def test_headers_of_the_legacy_container(tmp_path, refused):
     path = tmp_path / "c.pth"
     refused(tw.write_legacy(path, tw.tiny(), version=1002), "1001", "1002")
     refused(tw.write_legacy(path, tw.tiny(), little_endian=False), "little_endian")
-    refused(tw.write_legacy(path, tw.tiny(), tail=b"x"), "1 bytes after")
+    refused(tw.write_legacy(path, tw.tiny(), tail=b"x"), "data after the last storage, of length 1")
     refused(tw.write_legacy(path, tw.tiny(), keys=["0", "0"]), "'0'", "twice")
     refused(tw.write_legacy(path, tw.tiny(), keys=["nope"]), "nope")
     refused(tw.write_legacy(path, tw.tiny(), keys=3), "list of storages")
-    refused(tw.write_legacy(path, tw.tiny(), keys=[]), "bytes after")
+    refused(tw.write_legacy(path, tw.tiny(), keys=[]), "data after")
     path.write_bytes(b"\x80\x02}q\0.")
     refused(path, "not a file of torch.save")
 

@@ -87,7 +87,7 @@ static void limits_are_kept(void **state)
         err.message, "60 positions wait to be computed, the limit (--max-queue-tokens) is 100"));
     assert_int_equal(queue_push(&queue, b, 40, &err), ERR_OK);
     assert_int_equal(queue_push(&queue, c, 1, &err), ERR_QUEUE_FULL);
-    assert_non_null(strstr(err.message, "2 of 2 requests wait"));
+    assert_non_null(strstr(err.message, "requests that wait: 2 of 2"));
     struct job *job = NULL;
     while ((job = queue_take_dead(&queue, 0, true)) != NULL) {
         end_job(&queue, job);

@@ -900,9 +900,11 @@ static void test_sizes(void **state)
     (void)state;
     json_t *const root = load("gpt2/", "tokenizer.json");
     char *const text = json_dumps(root, 0);
-    expect_refused(text, 999, "has 1000 tokens, the model's vocab_size is 999", "fewer");
+    expect_refused(text, 999, "its number of tokens is 1000, the model's vocab_size is 999",
+                   "fewer");
     expect_refused(text, 1000, "has the id 1000, the model's vocab_size is 1000", "one fewer");
-    expect_refused(text, 1258, "has 1001 tokens, the model's vocab_size is 1258", "many more");
+    expect_refused(text, 1258, "its number of tokens is 1001, the model's vocab_size is 1258",
+                   "many more");
     tokenizer_close(from_text(text, 1257));
     free(text);
     json_decref(root);

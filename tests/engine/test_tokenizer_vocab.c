@@ -510,8 +510,8 @@ static void damaged_files_are_refused(void **state)
         int n;
         const char *says;
     } bad[] = {
-        {"word", "a\nb\n", NULL, 3, "has 2 lines, the model's vocab_size is 3"},
-        {"word", "", NULL, 1, "has 0 lines"},
+        {"word", "a\nb\n", NULL, 3, "its number of lines is 2, the model's vocab_size is 3"},
+        {"word", "", NULL, 1, "its number of lines is 0"},
         {"word", "a\n\nb\n", NULL, 3, "line 2 is empty"},
         {"word", "a\nb\na\n", NULL, 3, "line 3 repeats line 1"},
         {"word", "a\r\nb\r\n", NULL, 2, "line 1 holds"},

@@ -98,7 +98,7 @@ def test_texts_and_lists_that_are_none_are_named(tmp_path, capsys):
         config = {"bos_token_id": 1, "max_position": 8}
 
     found = edit.lessons(Short, str(ROOT / "models/demo"), [("One day a small boat came down the river to us.", "")])
-    assert len(found[0].ids) == 8 and "1 of 1 texts are longer than the model's 8 positions" in capsys.readouterr().err
+    assert len(found[0].ids) == 8 and "texts longer than the model's 8 positions: 1 of 1" in capsys.readouterr().err
 
 
 def test_a_step_is_as_long_as_the_rows_are():
