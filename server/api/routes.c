@@ -365,8 +365,9 @@ bool routes_head(void *ctx, struct exchange *x, const char *authorization, struc
     /* At routes without a key, a body must not use memory that belongs to those who have one. */
     x->drops_body = (flags & ROUTE_ENGINE) == 0 ||
                     !(routes_takes(x, flags) && (x->is_post || (x->is_put && x->admin)));
+    /* A connection for which there is no room is told so, whatever else its client has running. */
     return routes_allow(server, x, flags, authorization, error) &&
-           (x->drops_body || x->admin || routes_enter(server, x, error));
+           (x->drops_body || x->admin || x->close || routes_enter(server, x, error));
 }
 
 /* Says which methods the path takes. */

@@ -72,6 +72,7 @@ static bool http_check_framing(struct http_exchange *hx, const char *version,
 static bool http_check_head(struct http_exchange *hx, const char *version, struct api_error *error)
 {
     const struct http_config *const config = &hx->http->config;
+    hx->x.close = watch_is_surplus(hx->conn);
     /* First the route, which determines the form of errors and is counted. */
     if (!config->head(
             config->ctx, &hx->x,
@@ -80,7 +81,6 @@ static bool http_check_head(struct http_exchange *hx, const char *version, struc
         !http_check_framing(hx, version, error)) {
         return false;
     }
-    hx->x.close = watch_is_surplus(hx->conn);
     if (hx->x.close && !hx->x.is_probe) {
         error->retry_after_s = 1;
         return api_error_set(error, 503, "too_many_connections", NULL,

@@ -631,6 +631,20 @@ def test_too_many_connections_get_503_but_health_is_answered():
         eventually(lambda: server.get("/version").status_code == 200, "connections are free again")
 
 
+def test_a_connection_too_many_gets_503_also_from_a_client_at_its_limit():
+    """429 would say that the server is well and the client asks too much; 503 says to ask another server."""
+    with Server("--max-connections", "3", "--max-client-requests", "3", "--min-read-rate", "0") as server:
+        server.session.close()
+        held = all_unread(server, 4)  # one to spare, if the session's own connection was still there
+        with server.connect() as c:
+            c.sendall(head("/generate", b'{"prompt": "A"}'))
+            status, headers, body = read_answer(c)
+        assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections"
+        assert headers["connection"] == "close"
+        for c in held:
+            c.close()
+
+
 def test_slow_uploads_make_room():
     """Who sends heads and then no bodies keeps nobody out: the oldest upload goes, and is told so."""
     with Server("--max-connections", "3") as server:
