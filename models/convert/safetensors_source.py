@@ -27,7 +27,12 @@ OTHER_BITS = {"I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U
 
 
 def _is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _integer(digits):
+    """A longer number, which Python may not read at all, stays a text: no count, but told where it stands."""
+    return int(digits) if len(digits) <= json_file.DIGITS_MAX else digits
 
 
 class Entry:
@@ -66,7 +71,7 @@ class Shard:
             return fields
 
         try:
-            header = json.loads(text.decode(), object_pairs_hook=no_twins)
+            header = json.loads(text.decode(), parse_int=_integer, object_pairs_hook=no_twins)
         except (ValueError, RecursionError) as fault:
             self.refuse("its header is not JSON: %s" % fault)
         if not isinstance(header, dict):
@@ -90,7 +95,8 @@ class Shard:
         dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         for key, value in (("shape", shape), ("data_offsets", offsets)):
             if not isinstance(value, list) or len(value) > DIM_MAX or not all(map(_is_count, value)):
-                self.refuse("tensor '%s': %s: counts expected, got %s" % (name, key, show(value)))
+                self.refuse("tensor '%s': %s: at most %d counts below 2^63 expected, got %s"
+                            % (name, key, DIM_MAX, show(value)))
         bits = OTHER_BITS.get(dtype) if isinstance(dtype, str) else None
         if isinstance(dtype, str) and dtype in DTYPES:
             bits = 8 * np.dtype(DTYPES[dtype]).itemsize

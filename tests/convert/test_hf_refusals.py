@@ -141,13 +141,16 @@ def entry(name="lm_head.weight", **changes):
     (entry(dtype=["F32"]), ["lm_head.weight", "['F32'] is no type"]),
     (entry(dtype="F16"), ["lm_head.weight", "320 bytes"]), (entry(shape=[20, 9]), ["lm_head.weight", "720"]),
     (entry(shape=[20, -8]), ["lm_head.weight", "counts"]), (entry(shape=160), ["shape", "160"]),
-    (entry(shape=[20, True]), ["shape"]), (entry(shape=[1] * 9), ["shape"]),
+    (entry(shape=[20, True]), ["shape"]), (entry(shape=[1] * 9), ["shape", "at most 8 counts"]),
+    *((entry(shape=["#"] * n_dim).replace(b'"#"', b"9" * n), ["lm_head.weight", "shape", "counts below 2^63"])
+      for n in (19, 2000, 5000) for n_dim in (1, 8)),  # Python neither reads nor shows more than 4300 digits
+    (entry(data_offsets=["#", 0]).replace(b'"#"', b"9" * 5000), ["lm_head.weight", "data_offsets", "below 2^63"]),
     (entry(shape=[8, 20]), ["lm_head.weight", "[20, 8]", "[8, 20]"]),
     (entry(shape=[160]), ["lm_head.weight", "[160]"]),
     (entry(data_offsets=[0, 640]), ["begins at byte 0", "ends at 640"]),
     (entry(data_offsets=[640, 0]), ["data_offsets"]), (entry(data_offsets=[0]), ["data_offsets"]),
     (entry(data_offsets=[10**9, 10**9 + 640]), ["begins at byte"]),
-    (entry(data_offsets=[10**4000, 10**4000 + 640]), ["begins at byte", "ends at"]),
+    (entry(data_offsets=[10**18, 10**18 + 640]), ["begins at byte", "ends at"]),
     ], ids=lambda value: repr(value[-24:]) if isinstance(value, bytes) else "")
 def test_headers_that_lie(header, words, folder, refused):
     hw.tiny(folder)
