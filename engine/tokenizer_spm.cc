@@ -19,6 +19,7 @@ extern "C" {
 
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -344,6 +345,12 @@ void push(struct encoding *out, int32_t id, size_t offset)
     }
 }
 
+/* Of a character in UTF-8, any byte but its first. */
+bool is_continuation(char byte)
+{
+    return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
+}
+
 /* Segments text[begin .. end) by the library. */
 enum err_code encode_span(const struct spm_tokenizer *t, const char *text, size_t begin, size_t end,
                           struct encoding *out, struct err *err)
@@ -361,6 +368,7 @@ enum err_code encode_span(const struct spm_tokenizer *t, const char *text, size_
         return err_set(err, ERR_FORMAT, "the tokenizer cannot encode this text");
     }
     size_t in_char = 0; /* bytes of a character spelled in byte pieces before this one */
+    size_t last = begin;
     for (size_t i = 0; i < spt.pieces_size(); i++) {
         const auto p = spt.pieces(static_cast<int>(i));
         const size_t id = p.id();
@@ -374,10 +382,15 @@ enum err_code encode_span(const struct spm_tokenizer *t, const char *text, size_
                 "model no <unk>",
                 shown, text + at, at);
         }
-        /* All byte pieces of a character carry its begin; only the last one has its end. */
-        const bool byte = t->spellings[id].byte;
-        push(out, static_cast<int32_t>(id), begin + p.begin() + (byte ? in_char : 0));
-        in_char = byte && p.end() == p.begin() ? in_char + 1 : 0;
+        /* All byte pieces of a character carry its begin. They may be more than its bytes: a space is
+         * spelled as a mark of three bytes, and normalizing makes several characters of one. */
+        const size_t at = begin + p.begin();
+        const spelling &s = t->spellings[id];
+        const bool inside = s.byte && is_continuation(s.bytes[0]);
+        const size_t next = at + in_char + 1;
+        in_char = !inside ? 0 : in_char + (next < end && is_continuation(text[next]));
+        last = std::max(last, at + in_char);
+        push(out, static_cast<int32_t>(id), last);
     }
     return ERR_OK;
 }
@@ -449,16 +462,15 @@ extern "C" enum err_code tokenizer_spm_open(struct tokenizer **tokenizer, const 
             return code;
         }
         struct spm_tokenizer *const t = new struct spm_tokenizer();
-        t->encode = encode_spm;
         t->close = close_spm;
+        std::unique_ptr<struct tokenizer, void (*)(struct tokenizer *)> owner(t, tokenizer_close);
+        t->encode = encode_spm;
         code = open_model(t, path, model, n_vocab, err);
-        if (code != ERR_OK) {
-            tokenizer_close(t);
-            return code;
-        }
-        *tokenizer = t;
-        return ERR_OK;
+        *tokenizer = code == ERR_OK ? owner.release() : nullptr;
+        return code;
+    } catch (const std::bad_alloc &) {
+        return err_set(err, ERR_MEMORY, "%s: no memory to read it", path);
     } catch (const std::exception &e) {
-        return err_set(err, ERR_MEMORY, "cannot open the tokenizer: %s", e.what());
+        return err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: %s", path, e.what());
     }
 }
