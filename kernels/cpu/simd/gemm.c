@@ -19,8 +19,8 @@
 #define TILE_VECS(n) ((n) == 1 ? 8 : 4)
 #endif
 
-/* On AVX2 a tile's sums take 12 of the 16 registers. Where words are widened, gcc writes each sum to
- * another register than it was in and spills, which takes 1.2 to 1.4 times as long; so the
+/* On AVX2 a tile's sums take 12 of the 16 registers. Where words are widened, gcc writes each sum
+ * to another register than it was in and spills, which takes 1.2 to 1.4 times as long; so the
  * instruction is named that keeps it where it is. */
 static ALWAYS_INLINE vf multiply_add(const enum gemm_kind kind, vf in, vf weight, vf sum)
 {
