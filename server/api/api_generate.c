@@ -12,8 +12,7 @@ struct generate_work {
     struct generate_job job;
     struct answer_meta meta;
     char id[JOB_ID_MAX + 8]; /* meta's id, if the dialect puts a prefix before it */
-    struct sse sse;
-    int n_written; /* items of the whole answer */
+    struct sse sse;          /* its writer is that of whole answers, too */
 };
 
 static void work_free(void *data)
@@ -34,13 +33,12 @@ static enum exchange_next work_answer(struct generate_work *work, struct exchang
 {
     struct api_error error = {0};
     x->n_generated = generate_n_completion(&work->job);
-    const struct generate_job *const job = &work->job;
-    if (!answer_check(job->request, &error) ||
-        !generate_write_items(&x->out, job, &work->n_written, ANSWER_PIECE_BYTES,
-                              &work->server->limits, &work->meta, &error)) {
+    bool done = false;
+    if (!answer_check(work->job.request, &error) ||
+        !generate_writer_next(&work->sse.writer, &x->out, ANSWER_PIECE_BYTES, &done, &error)) {
         return routes_broken(work->server, x, &error);
     }
-    return routes_piece(x, job->request, work->n_written == job->request->n_item);
+    return routes_piece(x, work->job.request, done);
 }
 
 static enum exchange_next work_next(struct exchange *x, void *data)
@@ -52,7 +50,7 @@ static enum exchange_next work_next(struct exchange *x, void *data)
     }
     if (work->job.stream) {
         struct api_error error = {0};
-        const enum exchange_next next = sse_next(&work->sse, x, &work->meta, &error);
+        const enum exchange_next next = sse_next(&work->sse, x, &error);
         if (next == EXCHANGE_ANSWER) {
             routes_error(work->server, x, &error);
         }
@@ -96,7 +94,9 @@ void api_generate_as(struct server *server, struct exchange *x,
     bool ok = generate_parse(&work->job, dialect, x->body.data, x->body.n, &limits, &error);
     x->errors = work->job.dialect->errors;
     metrics_tokenize_time(&server->metrics, parse_us);
-    if (ok && work->job.stream && !sse_begin(&work->sse, &work->job, &server->limits)) {
+    if (ok && !work->job.stream) {
+        generate_writer_begin(&work->sse.writer, &work->job, &server->limits, &work->meta);
+    } else if (ok && !sse_begin(&work->sse, &work->job, &server->limits, &work->meta)) {
         ok = api_error_set(&error, 500, "out_of_memory", NULL, "no memory for the stream");
     }
     if (!ok) {

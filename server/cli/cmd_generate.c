@@ -2,6 +2,7 @@
  * which the code of that route parses; its text is printed as it comes. */
 #include "engine/clock.h"
 #include "server/cli/jsonl.h"
+#include "server/generate/generate_writer.h"
 #include "server/io/text_stream.h"
 #include "server/json/json.h"
 
@@ -136,10 +137,8 @@ static enum err_code print_json(const struct generation *it, int64_t begin_us, s
     const struct answer_meta meta = cmd_meta(it->options, begin_us);
     struct text out = {0};
     struct api_error error = {0};
-    int n_written = 0;
-    const bool ok =
-        answer_check(it->job.request, &error) &&
-        generate_write_items(&out, &it->job, &n_written, SIZE_MAX, &it->ce.limits, &meta, &error);
+    const bool ok = answer_check(it->job.request, &error) &&
+                    generate_write(&out, &it->job, &it->ce.limits, &meta, &error);
     return cmd_print_answer(&out, ok ? NULL : &error, err);
 }
 
@@ -194,8 +193,7 @@ static bool line_write(struct text *out, const union jsonl_job *job, uint64_t fi
                        struct api_error *error)
 {
     (void)fields; /* of results of scoring */
-    int n_written = 0;
-    return generate_write_items(out, &job->generate, &n_written, SIZE_MAX, limits, meta, error);
+    return generate_write(out, &job->generate, limits, meta, error);
 }
 
 static int64_t line_n_token(const union jsonl_job *job)

@@ -1,12 +1,13 @@
 /* One generation: from the bytes of a request to an answer, in any of the dialects.
  *
- *   generate_parse → engine_submit(job.request) → wait for n_item_done == n_item → dialect->write
- *                                               → or sse.h, which asks dialect->event as it goes
+ *   generate_parse → engine_submit(job.request) → wait for n_item_done == n_item → generate_write
+ *                                               → or sse.h, which tells events as it goes
  *
  * A dialect is how clients of one family write requests and read answers: the native one
- * (generate_parse.c, generate.c), OpenAI's completions (openai.h), TGI's (tgi.h). They share the
- * readers of fields (generate_read.h), the job and the walk over its tokens, and all that comes
- * after. Used by the routes and the command line, so that there is one way. */
+ * (generate_parse.c, native_write.c), OpenAI's completions (openai.h), TGI's (tgi.h). They share
+ * the readers of fields (generate_read.h), the job and the writer of its answer
+ * (generate_writer.h), and all that comes after. Used by the routes and the command line, so that
+ * there is one way. */
 #ifndef SERVER_GENERATE_H
 #define SERVER_GENERATE_H
 
@@ -62,7 +63,6 @@ struct generate_event {
                               * now */
     int token;               /* index of a new token; -1 = none */
     int64_t offset;          /* its offset, in characters of the continuation; -1 = unknown */
-    int64_t n_before;        /* characters of the echoed prompt */
     const struct text *text; /* what the token let out */
     const char *fresh;       /* [n_fresh] the characters that the token completed */
     size_t n_fresh;
@@ -71,6 +71,11 @@ struct generate_event {
     bool all;                /* last: so are all others */
 };
 
+/* See generate_writer.h. */
+struct generate_writer;
+typedef bool generate_part(struct generate_writer *writer, struct text *out,
+                           struct api_error *error);
+
 struct generate_dialect {
     const char *id_prefix;                /* of the answer's id */
     const struct exchange_errors *errors; /* how errors are written; NULL = as OpenAI does */
@@ -78,33 +83,17 @@ struct generate_dialect {
     /* Reads and checks all fields, tokenises. *sampling is zero. false: error says why. */
     bool (*read)(struct generate_job *job, struct fields *fields, struct sampling *sampling,
                  const struct api_limits *limits);
-    /* Appends an item to the whole answer of a request whose items all ended well; the first one
-     * with what precedes all of them, the last one with what follows them. false: what was written
-     * is useless. */
-    bool (*write)(struct text *out, const struct generate_job *job, int item,
-                  const struct api_limits *limits, const struct answer_meta *meta,
-                  struct api_error *error);
-    /* The event, or the events, as they go over the wire. */
-    bool (*event)(struct text *out, const struct generate_job *job,
-                  const struct generate_event *event, const struct api_limits *limits,
-                  const struct answer_meta *meta, struct api_error *error);
+    /* What a choice of a whole answer is made of, and what is told of a choice in a stream, as it
+     * goes over the wire: in order, ended by NULL. The first choice also has what precedes all of
+     * them, the last one what follows them. */
+    generate_part *const *choice, *const *event;
 };
 
 extern const struct generate_dialect generate_native;
 extern const struct generate_dialect generate_route; /* POST /generate: the native or TGI's */
-/* Its functions, in generate.c. */
-bool generate_write(struct text *out, const struct generate_job *job, int item,
-                    const struct api_limits *limits, const struct answer_meta *meta,
-                    struct api_error *error);
-bool generate_write_event(struct text *out, const struct generate_job *job,
-                          const struct generate_event *event, const struct api_limits *limits,
-                          const struct answer_meta *meta, struct api_error *error);
-
-/* Writes the whole answer, in pieces if need be: items from *item on until out holds enough bytes.
- * It is complete when *item is the number of items. */
-bool generate_write_items(struct text *out, const struct generate_job *job, int *item,
-                          size_t enough, const struct api_limits *limits,
-                          const struct answer_meta *meta, struct api_error *error);
+/* The native parts, in native_write.c. */
+extern generate_part *const native_choice_parts[];
+extern generate_part *const native_event_parts[];
 
 /* Reads and checks everything, tokenises, fills the request (all but id and wake). false: error
  * says why. The job must be freed in either case. A body in another dialect than the given one is
@@ -122,22 +111,6 @@ int64_t generate_n_completion(const struct generate_job *job);
 
 const struct input *generate_input(const struct generate_job *job, int item);
 
-/* Takes the tokens of a choice, in order. */
-struct generate_sink {
-    void (*put)(void *ctx, const struct answer_token *token);
-    void *ctx;
-};
-
-/* Walks over the tokens of the prompt from number from on, counting those that the server added. */
-bool generate_walk_prompt(const struct generate_job *job, int item, int64_t from,
-                          const struct tokenizer *tokenizer, const struct generate_sink *sink,
-                          struct api_error *error);
-/* Appends the text of the continuation of an item that is over; its tokens go to sink, with
- * offsets counted from n_before. Without log-probabilities sink may be NULL. */
-bool generate_walk(struct text *text, const struct generate_job *job, int item, int64_t n_before,
-                   const struct api_limits *limits, const struct generate_sink *sink,
-                   struct api_error *error);
-
 /* Token i of the continuation. */
 struct answer_token generate_token(const struct generate_job *job, const struct item *item, int i,
                                    int64_t offset);
@@ -150,8 +123,6 @@ void generate_write_finish(struct text *out, const struct item *item,
 bool generate_write_memory(struct text *out, const struct generate_job *job,
                            const struct item *item, int token, bool last,
                            const struct api_limits *limits, struct api_error *error);
-/* A list of ids under its name. */
-void generate_write_ids(struct text *out, const char *name, const int32_t *ids, int64_t n);
 /* Begin and end one event around a JSON object. */
 void generate_event_open(struct text *out);
 void generate_event_close(struct text *out);

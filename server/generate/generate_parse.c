@@ -93,8 +93,8 @@ static bool native_read(struct generate_job *job, struct fields *fields, struct 
 const struct generate_dialect generate_native = {.id_prefix = "",
                                                  .end = "data: [DONE]\n\n",
                                                  .read = native_read,
-                                                 .write = generate_write,
-                                                 .event = generate_write_event};
+                                                 .choice = native_choice_parts,
+                                                 .event = native_event_parts};
 
 /* "inputs" without "prompt" is Text Generation Inference's request at the same route. */
 static bool route_read(struct generate_job *job, struct fields *fields, struct sampling *sampling,

@@ -16,12 +16,8 @@
 
 extern const struct generate_dialect openai_dialect;
 
-/* Its functions, in openai_write.c. */
-bool openai_write(struct text *out, const struct generate_job *job, int item,
-                  const struct api_limits *limits, const struct answer_meta *meta,
-                  struct api_error *error);
-bool openai_write_event(struct text *out, const struct generate_job *job,
-                        const struct generate_event *event, const struct api_limits *limits,
-                        const struct answer_meta *meta, struct api_error *error);
+/* Its parts, in openai_write.c. */
+extern generate_part *const openai_choice_parts[];
+extern generate_part *const openai_event_parts[];
 
 #endif

@@ -99,5 +99,5 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
 const struct generate_dialect openai_dialect = {.id_prefix = "cmpl-",
                                                 .end = "data: [DONE]\n\n",
                                                 .read = openai_read,
-                                                .write = openai_write,
-                                                .event = openai_write_event};
+                                                .choice = openai_choice_parts,
+                                                .event = openai_event_parts};

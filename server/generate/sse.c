@@ -3,10 +3,10 @@
  * One event per token as soon as it exists, even when its text is still held back, so that clients
  * can measure the gaps. The last token of a choice waits for the state that says so, which comes
  * from the same step: dialects in which that event also ends the choice need no further one. What
- * an event looks like is the dialect's (generate.h). Nothing is sent before the first token exists
- * or the first comment is due: until then an error has its own status. Called by api_generate.c on
- * an http thread whenever the engine has published something or the client has taken what there
- * was. */
+ * an event looks like is the dialect's (generate.h). An event with a long prompt goes out in
+ * pieces, between which nothing else is told. Nothing is sent before the first token exists or the
+ * first comment is due: until then an error has its own status. Called by api_generate.c on an http
+ * thread whenever the engine has published something or the client has taken what there was. */
 #include "server/generate/sse.h"
 
 #include "engine/clock.h"
@@ -19,10 +19,12 @@ enum {
                                  * taken this */
 };
 
-bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api_limits *limits)
+bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api_limits *limits,
+               const struct answer_meta *meta)
 {
     const struct request *const request = job->request;
-    *sse = (struct sse){.job = job, .limits = limits};
+    *sse = (struct sse){.job = job};
+    generate_writer_begin(&sse->writer, job, limits, meta);
     sse->choice = calloc((size_t)request->n_item, sizeof *sse->choice);
     if (sse->choice == NULL) {
         return false;
@@ -45,61 +47,56 @@ void sse_end(struct sse *sse)
     }
     free(sse->choice);
     sse->choice = NULL;
+    text_free(&sse->rest);
+    generate_writer_end(&sse->writer);
 }
 
-/* Counts the characters that echo puts in front of a choice's text. */
-static bool sse_count_prompt(struct sse *sse, int i, struct api_error *error)
+/* Begins to report the token that was taken, if there is one, and the end of the choice, if this is
+ * it. */
+static void sse_tell(struct sse *sse, int i, bool last, struct text *out)
 {
-    const struct generate_job *const job = sse->job;
-    struct text text = {0};
-    bool ok = answer_input_text(&text, generate_input(job, i), job->request->item[i].ids,
-                                sse->limits->tokenizer, error);
-    if (ok && text.failed) {
-        ok = api_error_set(error, 500, "out_of_memory", NULL, "no memory for the prompt");
-    }
-    sse->choice[i].n_before = text_count_chars(text.data != NULL ? text.data : "", text.n);
-    text_free(&text);
-    return ok;
-}
-
-/* Reports the token that was taken, if there is one, and the end of the choice, if this is it. */
-static bool sse_tell(struct sse *sse, int i, bool last, struct text *out,
-                     const struct answer_meta *meta, struct api_error *error)
-{
-    const struct generate_job *const job = sse->job;
     struct sse_choice *const choice = &sse->choice[i];
-    struct text rest = {0};
-    if (!choice->begun && job->echo && !sse_count_prompt(sse, i, error)) {
+    text_clear(&sse->rest);
+    if (last) {
+        text_stream_flush(&choice->gen, &sse->rest);
+    }
+    out->failed = out->failed || choice->text.failed || sse->rest.failed;
+    sse->event =
+        (struct generate_event){.item = i,
+                                .first = !choice->begun,
+                                .token = choice->pending ? choice->gen.n_token - 1 : -1,
+                                .offset = choice->offset,
+                                .text = &choice->text,
+                                .fresh = choice->gen.buffer,
+                                .n_fresh = choice->gen.n_fresh,
+                                .last = last,
+                                .rest = &sse->rest,
+                                .all = last && sse->n_ended + 1 == sse->job->request->n_item};
+    sse->event_at = out->n;
+    sse->writer.n_before = choice->n_before;
+    generate_writer_tell(&sse->writer, &sse->event);
+}
+
+/* Goes on with the event that is open. */
+static bool sse_write(struct sse *sse, struct text *out, struct api_error *error)
+{
+    struct sse_choice *const choice = &sse->choice[sse->event.item];
+    if (!generate_writer_go(&sse->writer, out, SSE_PIECE_BYTES, error)) {
         return false;
     }
-    if (last) {
-        text_stream_flush(&choice->gen, &rest);
+    if (sse->writer.part == NULL) {
+        text_clear(&choice->text);
+        choice->n_before = sse->writer.n_before;
+        choice->begun = true;
+        choice->pending = false;
+        choice->ended = sse->event.last;
+        sse->n_ended += sse->event.last;
     }
-    const struct generate_event event = {.item = i,
-                                         .first = !choice->begun,
-                                         .token = choice->pending ? choice->gen.n_token - 1 : -1,
-                                         .offset = choice->offset,
-                                         .n_before = choice->n_before,
-                                         .text = &choice->text,
-                                         .fresh = choice->gen.buffer,
-                                         .n_fresh = choice->gen.n_fresh,
-                                         .last = last,
-                                         .rest = &rest,
-                                         .all = last && sse->n_ended + 1 == job->request->n_item};
-    const bool ok = job->dialect->event(out, job, &event, sse->limits, meta, error);
-    out->failed = out->failed || choice->text.failed || rest.failed;
-    text_free(&rest);
-    text_clear(&choice->text);
-    choice->begun = true;
-    choice->pending = false;
-    choice->ended = last;
-    sse->n_ended += last;
-    return ok;
+    return true;
 }
 
 /* Reports everything about choice i that is new. false: error. */
-static bool sse_choice_next(struct sse *sse, int i, struct text *out,
-                            const struct answer_meta *meta, struct api_error *error)
+static bool sse_choice_next(struct sse *sse, int i, struct text *out, struct api_error *error)
 {
     struct sse_choice *const choice = &sse->choice[i];
     const struct request *const request = sse->job->request;
@@ -120,7 +117,8 @@ static bool sse_choice_next(struct sse *sse, int i, struct text *out,
         if (!last && (!choice->pending || text_stream_undecided(&choice->gen, n_out, state))) {
             return true;
         }
-        if (!sse_tell(sse, i, last, out, meta, error)) {
+        sse_tell(sse, i, last, out);
+        if (!sse_write(sse, out, error)) {
             return false;
         }
     }
@@ -156,17 +154,33 @@ static enum exchange_next sse_break(struct sse *sse, struct exchange *x,
     return EXCHANGE_END;
 }
 
-enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct answer_meta *meta,
-                            struct api_error *error)
+/* Goes on with an event of which the client has a part. false: only the end of the connection can
+ * tell of the error. */
+static bool sse_go_on(struct sse *sse, struct exchange *x)
+{
+    struct api_error error = {0};
+    if (sse->writer.part == NULL || sse_write(sse, &x->out, &error)) {
+        return true;
+    }
+    x->code = error.code;
+    x->out.failed = true;
+    return false;
+}
+
+enum exchange_next sse_next(struct sse *sse, struct exchange *x, struct api_error *error)
 {
     struct request *const request = sse->job->request;
     const bool over = atomic_load(&request->n_item_done) == request->n_item;
     const bool failed = answer_end_failed(request);
     x->wake_at_us = sse->ping_us;
-    if (failed && !over) {
-        return EXCHANGE_WAIT; /* the other choices end with the next step */
+    if (!sse_go_on(sse, x)) {
+        return EXCHANGE_END;
     }
-    if (failed) {
+    const bool midway = sse->writer.part != NULL;
+    if (failed && !over && !midway) { /* the other choices end with the next step */
+        return x->out.n > 0 ? EXCHANGE_STREAM : EXCHANGE_WAIT;
+    }
+    if (failed && !midway) {
         (void)answer_check(request, error);
         return sse->open ? sse_break(sse, x, error) : EXCHANGE_ANSWER;
     }
@@ -174,9 +188,8 @@ enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct an
         return EXCHANGE_WAIT;
     }
     for (int i = 0; i < request->n_item && x->out.n < SSE_PIECE_BYTES; i++) {
-        const size_t before = x->out.n;
-        if (!sse_choice_next(sse, i, &x->out, meta, error)) {
-            x->out.n = before; /* the half-written event */
+        if (!sse_choice_next(sse, i, &x->out, error)) {
+            x->out.n = sse->event_at; /* the half-written event */
             return sse_break(sse, x, error);
         }
     }
@@ -190,7 +203,7 @@ enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct an
         text_puts(&x->out, ": ping\n\n");
     }
     if (x->out.n > 0) {
-        sse->ping_us = now_us + sse->limits->ping_us;
+        sse->ping_us = now_us + sse->writer.limits->ping_us;
         x->wake_at_us = sse->ping_us;
         return EXCHANGE_STREAM;
     }

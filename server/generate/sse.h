@@ -2,8 +2,7 @@
 #ifndef SERVER_SSE_H
 #define SERVER_SSE_H
 
-#include "server/generate/generate.h"
-#include "server/io/text_stream.h"
+#include "server/generate/generate_writer.h"
 #include "server/net/exchange.h"
 
 struct sse_choice {
@@ -16,20 +15,23 @@ struct sse_choice {
 };
 
 struct sse {
-    const struct generate_job *job;  /* Borrowed */
-    const struct api_limits *limits; /* Borrowed */
-    struct sse_choice *choice;       /* Owner: this. [n_item] */
+    const struct generate_job *job; /* Borrowed */
+    struct sse_choice *choice;      /* Owner: this. [n_item] */
     int n_ended;
-    bool open;       /* the head is out or on its way */
-    int64_t ping_us; /* a comment is due then */
+    struct generate_event event;
+    struct text rest;              /* the event's */
+    struct generate_writer writer; /* of the event, as long as that is not written to its end */
+    size_t event_at;               /* in the piece that it began in */
+    bool open;                     /* the head is out or on its way */
+    int64_t ping_us;               /* a comment is due then */
 };
 
-bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api_limits *limits);
+bool sse_begin(struct sse *sse, const struct generate_job *job, const struct api_limits *limits,
+               const struct answer_meta *meta);
 void sse_end(struct sse *sse); /* zeroed is fine */
 
 /* What the stream can send now: fills x->out, sets x->wake_at_us, and status and headers the first
  * time. EXCHANGE_ANSWER: nothing was sent, and *error is what happened instead. */
-enum exchange_next sse_next(struct sse *sse, struct exchange *x, const struct answer_meta *meta,
-                            struct api_error *error);
+enum exchange_next sse_next(struct sse *sse, struct exchange *x, struct api_error *error);
 
 #endif

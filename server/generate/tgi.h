@@ -17,12 +17,8 @@ extern const struct generate_dialect tgi_root_dialect;   /* POST /: whole as a l
 
 extern const struct exchange_errors tgi_errors; /* in tgi_write.c */
 
-/* Their functions, in tgi_write.c. */
-bool tgi_write(struct text *out, const struct generate_job *job, int item,
-               const struct api_limits *limits, const struct answer_meta *meta,
-               struct api_error *error);
-bool tgi_write_event(struct text *out, const struct generate_job *job,
-                     const struct generate_event *event, const struct api_limits *limits,
-                     const struct answer_meta *meta, struct api_error *error);
+/* Their parts, in tgi_write.c. */
+extern generate_part *const tgi_choice_parts[];
+extern generate_part *const tgi_event_parts[];
 
 #endif

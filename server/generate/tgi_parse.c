@@ -140,19 +140,19 @@ const struct generate_dialect tgi_dialect = {.id_prefix = "",
                                              .errors = &tgi_errors,
                                              .end = "",
                                              .read = tgi_read,
-                                             .write = tgi_write,
-                                             .event = tgi_write_event};
+                                             .choice = tgi_choice_parts,
+                                             .event = tgi_event_parts};
 
 const struct generate_dialect tgi_stream_dialect = {.id_prefix = "",
                                                     .errors = &tgi_errors,
                                                     .end = "",
                                                     .read = tgi_read_stream,
-                                                    .write = tgi_write,
-                                                    .event = tgi_write_event};
+                                                    .choice = tgi_choice_parts,
+                                                    .event = tgi_event_parts};
 
 const struct generate_dialect tgi_root_dialect = {.id_prefix = "",
                                                   .errors = &tgi_errors,
                                                   .end = "",
                                                   .read = tgi_read_root,
-                                                  .write = tgi_write,
-                                                  .event = tgi_write_event};
+                                                  .choice = tgi_choice_parts,
+                                                  .event = tgi_event_parts};

@@ -1,5 +1,6 @@
 /* The answers of the TGI dialect: see tgi.h. */
 #include "engine/tokenizer.h"
+#include "server/generate/generate_writer.h"
 #include "server/generate/tgi.h"
 #include "server/io/overlay.h"
 #include "server/net/exchange.h"
@@ -59,30 +60,21 @@ static void put_tops(struct text *out, const struct tokenizer *tokenizer,
 
 /* ---- details ------------------------------------------------------------------------------- */
 
-/* Lists that grow side by side in one walk over the tokens. */
-struct tgi_lists {
-    const struct tokenizer *tokenizer;
-    struct text prefill, tokens, tops;
-};
-
-static void lists_end(struct tgi_lists *lists)
+static void list_prefill(struct generate_writer *w, struct text *out,
+                         const struct answer_token *token)
 {
-    text_free(&lists->prefill);
-    text_free(&lists->tokens);
-    text_free(&lists->tops);
+    put_token(out, w->limits->tokenizer, token, true);
 }
 
-static void lists_put_prefill(void *ctx, const struct answer_token *token)
+static void list_token(struct generate_writer *w, struct text *out,
+                       const struct answer_token *token)
 {
-    struct tgi_lists *const lists = ctx;
-    put_token(&lists->prefill, lists->tokenizer, token, true);
+    put_token(out, w->limits->tokenizer, token, false);
 }
 
-static void lists_put(void *ctx, const struct answer_token *token)
+static void list_tops(struct generate_writer *w, struct text *out, const struct answer_token *token)
 {
-    struct tgi_lists *const lists = ctx;
-    put_token(&lists->tokens, lists->tokenizer, token, false);
-    put_tops(&lists->tops, lists->tokenizer, token);
+    put_tops(out, w->limits->tokenizer, token);
 }
 
 /* "finish_reason", "generated_tokens", "seed". */
@@ -103,108 +95,109 @@ static void write_ending(struct text *out, const struct generate_job *job, int i
     }
 }
 
-static void write_details(struct text *out, const struct generate_job *job,
-                          const struct tgi_lists *lists, const struct api_limits *limits)
+/* "generated_text": the prompt if it is wanted, and the continuation. */
+static bool open_text(struct generate_writer *w, struct text *out, struct api_error *error)
 {
-    json_key(out, "details");
-    json_open(out, '{');
-    write_ending(out, job, 0, limits);
-    json_field_list(out, "prefill", &lists->prefill);
-    json_field_list(out, "tokens", &lists->tokens);
-    if (job->tgi.tops) {
-        json_field_list(out, "top_tokens", &lists->tops);
-    }
-    json_close(out, '}');
+    return generate_writer_text(w, out, "generated_text",
+                                (w->job->echo ? GENERATE_PROMPT : 0) | GENERATE_OUTPUT, error);
 }
 
-/* The prompt if it is wanted, and the continuation. */
-static bool walk_text(struct text *text, const struct generate_job *job,
-                      const struct api_limits *limits, const struct generate_sink *sink,
-                      struct api_error *error)
+static bool open_choice(struct generate_writer *w, struct text *out, struct api_error *error)
 {
-    const struct item *const item = &job->request->item[0];
-    return (!job->echo ||
-            answer_input_text(text, generate_input(job, 0), item->ids, limits->tokenizer, error)) &&
-           generate_walk(text, job, 0, 0, limits, sink, error);
-}
-
-/* "generated_text". */
-static bool write_text(struct text *out, const struct generate_job *job,
-                       const struct api_limits *limits, const struct generate_sink *sink,
-                       struct api_error *error)
-{
-    struct text text = {0};
-    const bool ok = walk_text(&text, job, limits, sink, error);
-    json_key(out, "generated_text");
-    json_string_n(out, text.data, text.n);
-    out->failed = out->failed || text.failed;
-    text_free(&text);
-    return ok;
-}
-
-bool tgi_write(struct text *out, const struct generate_job *job, int item,
-               const struct api_limits *limits, const struct answer_meta *meta,
-               struct api_error *error)
-{
-    CHECK(item == 0 && job->request->n_item == 1);
-    struct tgi_lists lists = {.tokenizer = limits->tokenizer};
-    const struct generate_sink sink = {lists_put, &lists};
-    const struct generate_sink prefill = {lists_put_prefill, &lists};
-    if (job->tgi.listed) {
+    CHECK(w->job->request->n_item == 1);
+    if (w->job->tgi.listed) {
         json_open(out, '[');
     }
     json_open(out, '{');
-    bool ok = write_text(out, job, limits, job->details ? &sink : NULL, error);
-    if (ok && job->prompt_logprobs >= 0) {
-        ok = generate_walk_prompt(job, 0, 0, limits->tokenizer, &prefill, error);
+    return open_text(w, out, error);
+}
+
+static bool open_details(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    if (!w->job->details) {
+        return true;
     }
-    if (ok && job->details) {
-        write_details(out, job, &lists, limits);
+    const int64_t n_ids = generate_writer_item(w)->n_ids;
+    const struct generate_span none = {n_ids, n_ids};
+    json_key(out, "details");
+    json_open(out, '{');
+    write_ending(out, w->job, w->item, w->limits);
+    return generate_writer_list(w, out, "prefill",
+                                w->job->prompt_logprobs >= 0 ? generate_writer_prompt(w) : none,
+                                false, list_prefill, error);
+}
+
+static bool open_tokens(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    return !w->job->details || generate_writer_list(w, out, "tokens", generate_writer_output(w),
+                                                    true, list_token, error);
+}
+
+static bool open_tops(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    return !w->job->details || !w->job->tgi.tops ||
+           generate_writer_list(w, out, "top_tokens", generate_writer_output(w), false, list_tops,
+                                error);
+}
+
+static bool close_choice(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    (void)error;
+    if (w->job->details) {
+        json_close(out, '}');
     }
-    overlay_put(out, meta->overlays); /* an extension */
+    overlay_put(out, w->meta->overlays); /* an extension */
     json_close(out, '}');
-    if (job->tgi.listed) {
+    if (w->job->tgi.listed) {
         json_close(out, ']');
     }
-    lists_end(&lists);
-    return ok;
+    return true;
 }
+
+generate_part *const tgi_choice_parts[] = {open_choice, open_details, open_tokens,
+                                           open_tops,   close_choice, NULL};
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-bool tgi_write_event(struct text *out, const struct generate_job *job,
-                     const struct generate_event *event, const struct api_limits *limits,
-                     const struct answer_meta *meta, struct api_error *error)
+static bool open_event(struct generate_writer *w, struct text *out, struct api_error *error)
 {
-    const struct item *const item = &job->request->item[event->item];
+    const struct generate_event *const event = w->event;
     CHECK(event->token >= 0); /* max_new_tokens is at least 1, and the end comes with a token */
-    struct answer_token token = generate_token(job, item, event->token, -1);
+    struct answer_token token = generate_token(w->job, generate_writer_item(w), event->token, -1);
     token.fresh = event->fresh;
     token.n_fresh = event->n_fresh;
-    bool ok = true;
     generate_event_open(out);
     json_field_int(out, "index", event->token + 1);
     json_key(out, "token");
-    put_token(out, limits->tokenizer, &token, false);
-    if (job->tgi.tops) {
+    put_token(out, w->limits->tokenizer, &token, false);
+    if (w->job->tgi.tops) {
         json_key(out, "top_tokens");
-        put_tops(out, limits->tokenizer, &token);
+        put_tops(out, w->limits->tokenizer, &token);
     }
     if (event->last) {
-        ok = write_text(out, job, limits, NULL, error);
+        return open_text(w, out, error);
+    }
+    json_field_null(out, "generated_text");
+    json_field_null(out, "details");
+    return true;
+}
+
+static bool close_event(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    (void)error;
+    if (w->event->last) {
         json_key(out, "details");
         json_open(out, '{');
-        write_ending(out, job, event->item, limits);
-        json_field_int(out, "input_length", item->n_ids);
+        write_ending(out, w->job, w->item, w->limits);
+        json_field_int(out, "input_length", generate_writer_item(w)->n_ids);
         json_close(out, '}');
-        overlay_put(out, meta->overlays);
-    } else {
-        json_field_null(out, "generated_text");
-        json_field_null(out, "details");
+        overlay_put(out, w->meta->overlays);
     }
     generate_event_close(out);
-    return ok;
+    return true;
 }
+
+generate_part *const tgi_event_parts[] = {open_event, close_event, NULL};
 
 /* ---- errors -------------------------------------------------------------------------------- */
 

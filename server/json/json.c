@@ -235,12 +235,3 @@ void json_field_fixed(struct text *text, const char *name, double value)
     json_key(text, name);
     json_put_fixed(text, value);
 }
-
-void json_field_list(struct text *text, const char *name, const struct text *list)
-{
-    json_key(text, name);
-    json_open(text, '[');
-    text_add(text, list->data, list->n);
-    json_close(text, ']');
-    text->failed = text->failed || list->failed;
-}

@@ -42,7 +42,5 @@ void json_field_float(struct text *text, const char *name, float value);
 void json_field_setting(struct text *text, const char *name, float value);
 void json_field_double(struct text *text, const char *name, double value);
 void json_field_fixed(struct text *text, const char *name, double value);
-/* An array of what was written to a text of its own, commas and all. */
-void json_field_list(struct text *text, const char *name, const struct text *list);
 
 #endif

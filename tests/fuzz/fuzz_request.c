@@ -80,35 +80,64 @@ static void finish_item(const struct request *request, struct item *item, int n_
 
 static const struct answer_meta meta = {.id = "fuzz", .model = "m"};
 
-/* Every event of a stream, piece by piece. */
+static void fuzz_events(struct text *stream)
+{
+    for (size_t at = 0; at < stream->n;) {
+        const char *const event = stream->data + at;
+        const char *const end = memmem(event, stream->n - at, "\n\n", 2);
+        CHECK(end != NULL && memcmp(event, "data: ", 6) == 0);
+        struct text json = {.data = stream->data + at + 6, .n = (size_t)(end - event) - 6};
+        if (json.n != 6 || memcmp(json.data, "[DONE]", 6) != 0) {
+            fuzz_json(&json);
+        }
+        at += (size_t)(end - event) + 2;
+    }
+}
+
+/* Every event of a stream, put together again from its pieces. */
 static void fuzz_stream(const struct generate_job *job, const struct api_limits *limits)
 {
     struct sse sse;
     struct exchange x = {.id = "fuzz"};
     struct api_error error = {0};
-    CHECK(sse_begin(&sse, job, limits));
+    struct text stream = {0};
+    CHECK(sse_begin(&sse, job, limits, &meta));
     enum exchange_next next = EXCHANGE_STREAM;
     for (int calls = 0; next == EXCHANGE_STREAM; calls++) {
         CHECK(calls < 100000); /* it comes to an end */
         text_clear(&x.out);
-        next = sse_next(&sse, &x, &meta, &error);
-        for (size_t at = 0; at < x.out.n;) {
-            const char *const event = x.out.data + at;
-            const char *const end = memmem(event, x.out.n - at, "\n\n", 2);
-            CHECK(end != NULL && memcmp(event, "data: ", 6) == 0);
-            struct text json = {.data = x.out.data + at + 6, .n = (size_t)(end - event) - 6};
-            if (json.n != 6 || memcmp(json.data, "[DONE]", 6) != 0) {
-                fuzz_json(&json);
-            }
-            at += (size_t)(end - event) + 2;
-        }
+        next = sse_next(&sse, &x, &error);
+        text_add(&stream, x.out.data, x.out.n);
     }
     CHECK(next == EXCHANGE_END);
     sse_end(&sse);
+    fuzz_events(&stream);
     for (int i = 0; i < x.n_header; i++) {
         free(x.header[i].value);
     }
     text_free(&x.out);
+    text_free(&stream);
+}
+
+/* In pieces, as a server sends it, the answer is the same. */
+static void check_generate_pieces(const struct text *whole, const struct generate_job *job,
+                                  const struct api_limits *limits)
+{
+    struct generate_writer writer;
+    struct api_error error = {0};
+    struct text piece = {0};
+    size_t n = 0;
+    bool done = false;
+    generate_writer_begin(&writer, job, limits, &meta);
+    while (!done) {
+        text_clear(&piece);
+        CHECK(generate_writer_next(&writer, &piece, 64, &done, &error));
+        CHECK(n + piece.n <= whole->n && memcmp(whole->data + n, piece.data, piece.n) == 0);
+        n += piece.n;
+    }
+    CHECK(n == whole->n);
+    generate_writer_end(&writer);
+    text_free(&piece);
 }
 
 static void fuzz_generate(const struct generate_dialect *dialect, const char *body, size_t bytes,
@@ -128,11 +157,8 @@ static void fuzz_generate(const struct generate_dialect *dialect, const char *bo
         if (job.stream) {
             fuzz_stream(&job, limits);
         } else {
-            int n_written = 0;
-            while (n_written < job.request->n_item) {
-                CHECK(generate_write_items(&out, &job, &n_written, out.n + 64, limits, &meta,
-                                           &error));
-            }
+            CHECK(generate_write(&out, &job, limits, &meta, &error));
+            check_generate_pieces(&out, &job, limits);
             fuzz_json(&out);
         }
         text_free(&out);

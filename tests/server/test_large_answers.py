@@ -1,10 +1,9 @@
-"""Answers of the tokenizer's routes and of /v1/score that are larger than a piece: written in pieces, and the
-same as small ones put together."""
+"""Answers that are larger than a piece: written in pieces, and the same as small ones put together."""
 
 import pytest
 import requests
 
-from server_harness import PATIENCE, Server
+from server_harness import PATIENCE, Server, events
 
 WORDS = "The quick brown fox, caf\u00e9 \u65e5\u672c\u8a9e \U0001f600 "
 N = 8000  # an answer of more than three pieces in each form
@@ -49,6 +48,20 @@ def test_figures_of_many_look_ups_come_in_pieces(server, path, results, few, man
     assert [result["index"] for result in got] == list(range(20))
     assert all(result["memory"] == got[0]["memory"] for result in got)
     assert sum(result["memory"]["layers"][0]["lookups"] for result in got) > 1 << 20
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_one_choice_comes_in_pieces(server, path):
+    """Its list of tokens is what is long; of each token it says the same as a stream does."""
+    body = {"prompt": "The cat " * 200, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 20}
+    choice, = post(server, path, body, True)["choices"]
+    told = [event.get("choices", [event])[0] for event in events(server.post(path, {**body, "stream": True}).text)]
+    assert choice["text"] == "".join(each.get("text", "") for each in told)
+    if path == "/generate":
+        assert choice["logprobs"] == told[0]["prompt"] + [each["token"] for each in told if "token" in each]
+    else:
+        for name, values in choice["logprobs"].items():
+            assert values == sum((each["logprobs"][name] for each in told), [])
 
 
 def test_a_list_comes_in_pieces_without_a_gap(server):
