@@ -69,28 +69,6 @@ void generate_write_finish(struct text *out, const struct item *item,
     }
 }
 
-bool generate_write_memory(struct text *out, const struct generate_job *job,
-                           const struct item *item, int token, bool last,
-                           const struct api_limits *limits, struct api_error *error)
-{
-    /* The step that drew token n read the positions before it: see sequence_trace. */
-    const int64_t from = token > 0 ? item->n_ids + token - 1 : 0;
-    const struct request *const request = job->request;
-    if (last) {
-        return job->memory == MEMORY_OFF || answer_memory(out, request, item, limits->info,
-                                                          job->memory, &job->slots, from, error);
-    }
-    if (job->memory != MEMORY_SLOTS || item->n_ids + token <= job->slots.start) {
-        return true;
-    }
-    json_key(out, "memory");
-    json_open(out, '{');
-    const bool ok = slots_write(out, request, item, limits->info, &job->slots, from,
-                                item->n_ids + token, true, error);
-    json_close(out, '}');
-    return ok;
-}
-
 void generate_event_open(struct text *out)
 {
     text_puts(out, "data: ");

@@ -117,12 +117,6 @@ struct answer_token generate_token(const struct generate_job *job, const struct 
 /* "finish_reason" and "stop_reason" of an item that is over. */
 void generate_write_finish(struct text *out, const struct item *item,
                            const struct sampling *sampling);
-/* Writes "memory" of an event, if it was requested: the slots of the positions read since the event
- * of the token before. last: the choice is over, and token is the number of tokens that other
- * events have reported. */
-bool generate_write_memory(struct text *out, const struct generate_job *job,
-                           const struct item *item, int token, bool last,
-                           const struct api_limits *limits, struct api_error *error);
 /* Begin and end one event around a JSON object. */
 void generate_event_open(struct text *out);
 void generate_event_close(struct text *out);

@@ -281,26 +281,71 @@ bool generate_writer_text(struct generate_writer *w, struct text *out, const cha
     return true;
 }
 
+/* ---- the memory trace ---------------------------------------------------------------------- */
+
+/* The step that drew token n read the positions before it: see sequence_trace. */
+static int64_t first_position(const struct item *item, int token)
+{
+    return token > 0 ? item->n_ids + token - 1 : 0;
+}
+
+void generate_writer_memory(struct generate_writer *w, int n_told)
+{
+    const struct generate_job *const job = w->job;
+    const struct item *const item = generate_writer_item(w);
+    if (job->memory != MEMORY_OFF) {
+        answer_memory_begin(&w->memory, job->request, item, w->limits->info, job->memory,
+                            &job->slots, first_position(item, n_told));
+    }
+}
+
+bool generate_memory_part(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    (void)out;
+    (void)error;
+    generate_writer_memory(w, 0);
+    return true;
+}
+
+void generate_writer_slots(struct generate_writer *w, int token)
+{
+    const struct generate_job *const job = w->job;
+    const struct item *const item = generate_writer_item(w);
+    if (job->memory == MEMORY_SLOTS && item->n_ids + token > job->slots.start) {
+        answer_memory_begin_part(&w->memory, job->request, item, w->limits->info, &job->slots,
+                                 first_position(item, token), item->n_ids + token);
+    }
+}
+
 /* ---- the whole ----------------------------------------------------------------------------- */
+
+/* Whether the last part's list, text or trace goes on. */
+static bool is_open(const struct generate_writer *w)
+{
+    return w->put != NULL || w->text != 0 || w->memory.next != ANSWER_MEMORY_OVER;
+}
 
 bool generate_writer_go(struct generate_writer *w, struct text *out, size_t enough,
                         struct api_error *error)
 {
+    bool ok = true;
     out->comma = w->comma;
-    while (w->part != NULL && out->n < enough) {
+    while (ok && w->part != NULL && out->n < enough) {
         if (w->put != NULL) {
             step_list(w, out);
         } else if (w->text != 0) {
             step_text(w, out);
-        } else if (!(*w->part++)(w, out, error)) {
-            return false;
+        } else if (w->memory.next != ANSWER_MEMORY_OVER) {
+            ok = answer_memory_next(&w->memory, out, enough, error);
+        } else {
+            ok = (*w->part++)(w, out, error);
         }
-        if (w->put == NULL && w->text == 0 && *w->part == NULL) {
+        if (!is_open(w) && *w->part == NULL) {
             w->part = NULL;
         }
     }
     w->comma = out->comma;
-    return true;
+    return ok;
 }
 
 bool generate_writer_next(struct generate_writer *w, struct text *out, size_t enough, bool *done,

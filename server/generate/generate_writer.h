@@ -1,10 +1,10 @@
 /* Writes the answers of generations piece by piece, in any dialect.
  *
  * A choice, and an event of a stream, is a row of parts: dialect->choice, dialect->event. A part is
- * a function that writes what is short and then, if it likes, opens one list of tokens or the text.
- * The writer walks through what a part has opened, and calls the next part when that is over. Since
- * it can stop after any token, a piece has a bounded size whatever the request was, and neither a
- * choice nor one of its lists is ever in memory as a whole.
+ * a function that writes what is short and then, if it likes, opens one list of tokens, the text or
+ * the memory trace. The writer walks through what a part has opened, and calls the next part when
+ * that is over. Since it can stop after any token, a piece has a bounded size whatever the request
+ * was, and neither a choice nor one of its lists is ever in memory as a whole.
  *
  *   parts of /generate    open_choice             list_ids                 list_logprobs   ...
  *   writes                {"index":0,"text":" "   ,"token_ids":[ ]         ,"logprobs":[ ]
@@ -15,6 +15,7 @@
 #define SERVER_GENERATE_WRITER_H
 
 #include "server/generate/generate.h"
+#include "server/io/answer_memory.h"
 #include "server/io/text_stream.h"
 
 /* Writes the entry of a token. */
@@ -38,15 +39,16 @@ struct generate_writer {
     bool comma;                         /* of the answer, between two pieces */
     int64_t n_before;                   /* characters of the choice's prompt that were written */
 
-    /* What the last part has opened; neither put nor text: nothing. */
-    generate_put *put;       /* a list */
-    unsigned text;           /* a text: what of it is still to come */
-    bool placed;             /* the list's tokens have their offsets */
-    int64_t at, end;         /* the next token, and where to stop: a prompt's come first */
-    size_t byte;             /* of the prompt's text */
-    struct answer_walk walk; /* over the prompt, if needed */
-    struct text_stream gen;  /* over the continuation, if needed */
-    struct text scratch;     /* of one token; also for the parts' use */
+    /* What the last part has opened: put, text or memory tells that there is something. */
+    generate_put *put;           /* a list */
+    unsigned text;               /* a text: what of it is still to come */
+    struct answer_memory memory; /* "memory" */
+    bool placed;                 /* the list's tokens have their offsets */
+    int64_t at, end;             /* the next token, and where to stop: a prompt's come first */
+    size_t byte;                 /* of the prompt's text */
+    struct answer_walk walk;     /* over the prompt, if needed */
+    struct text_stream gen;      /* over the continuation, if needed */
+    struct text scratch;         /* of one token; also for the parts' use */
 };
 
 void generate_writer_begin(struct generate_writer *writer, const struct generate_job *job,
@@ -92,5 +94,14 @@ bool generate_writer_ids(struct generate_writer *writer, struct text *out, const
 /* Opens the text, of GENERATE_PROMPT and so on. */
 bool generate_writer_text(struct generate_writer *writer, struct text *out, const char *name,
                           unsigned text, struct api_error *error);
+
+/* Opens "memory" of a choice that is over, if it was requested: its slots from the positions on
+ * that the engine read after token n_told - 1, which events have told. */
+void generate_writer_memory(struct generate_writer *writer, int n_told);
+/* The same as a part of whole answers: all of it. */
+generate_part generate_memory_part;
+/* The same of an event that does not end the choice: the slots of the positions read since the
+ * event of the token before. */
+void generate_writer_slots(struct generate_writer *writer, int token);
 
 #endif

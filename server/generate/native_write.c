@@ -132,11 +132,7 @@ static void write_tail(struct text *out, const struct generate_job *job,
 static bool close_choice(struct generate_writer *w, struct text *out, struct api_error *error)
 {
     const struct generate_job *const job = w->job;
-    if (job->memory != MEMORY_OFF &&
-        !answer_memory(out, job->request, generate_writer_item(w), w->limits->info, job->memory,
-                       &job->slots, 0, error)) {
-        return false;
-    }
+    (void)error;
     json_close(out, '}');
     if (w->item == job->request->n_item - 1) {
         json_close(out, ']');
@@ -146,8 +142,8 @@ static bool close_choice(struct generate_writer *w, struct text *out, struct api
     return true;
 }
 
-generate_part *const native_choice_parts[] = {open_choice, list_ids, list_logprobs, close_choice,
-                                              NULL};
+generate_part *const native_choice_parts[] = {open_choice,          list_ids,     list_logprobs,
+                                              generate_memory_part, close_choice, NULL};
 
 /* ---- events -------------------------------------------------------------------------------- */
 
@@ -190,6 +186,7 @@ static bool event_prompt_end(struct generate_writer *w, struct text *out, struct
 
 static bool event_token(struct generate_writer *w, struct text *out, struct api_error *error)
 {
+    (void)error;
     const struct generate_event *const event = w->event;
     const struct item *const item = generate_writer_item(w);
     if (event->token < 0) {
@@ -203,16 +200,23 @@ static bool event_token(struct generate_writer *w, struct text *out, struct api_
     answer_put_token(out, w->limits->tokenizer, &token);
     json_key(out, "text");
     json_string_n(out, event->text->data, event->text->n);
-    if (!generate_write_memory(out, w->job, item, event->token, false, w->limits, error)) {
-        return false;
+    generate_writer_slots(w, event->token);
+    return true;
+}
+
+static bool event_token_end(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    (void)error;
+    if (w->event->token >= 0) {
+        generate_event_close(out);
     }
-    generate_event_close(out);
     return true;
 }
 
 /* Ends a choice; the last one brings the figures of the whole request. */
-static bool event_end(struct generate_writer *w, struct text *out, struct api_error *error)
+static bool event_last(struct generate_writer *w, struct text *out, struct api_error *error)
 {
+    (void)error;
     const struct generate_event *const event = w->event;
     const struct item *const item = generate_writer_item(w);
     if (!event->last) {
@@ -224,16 +228,23 @@ static bool event_end(struct generate_writer *w, struct text *out, struct api_er
     json_key(out, "text");
     json_string_n(out, event->rest->data, event->rest->n);
     generate_write_finish(out, item, &w->job->request->sampling);
-    if (!generate_write_memory(out, w->job, item, n_told, true, w->limits, error)) {
-        return false;
-    }
-    if (event->all) {
-        answer_head(out, w->meta, "generation");
-        write_tail(out, w->job, w->meta);
-    }
-    generate_event_close(out);
+    generate_writer_memory(w, n_told);
     return true;
 }
 
-generate_part *const native_event_parts[] = {event_prompt, event_prompt_tokens, event_prompt_end,
-                                             event_token,  event_end,           NULL};
+static bool event_last_end(struct generate_writer *w, struct text *out, struct api_error *error)
+{
+    (void)error;
+    if (w->event->all) {
+        answer_head(out, w->meta, "generation");
+        write_tail(out, w->job, w->meta);
+    }
+    if (w->event->last) {
+        generate_event_close(out);
+    }
+    return true;
+}
+
+generate_part *const native_event_parts[] = {
+    event_prompt,    event_prompt_tokens, event_prompt_end, event_token,
+    event_token_end, event_last,          event_last_end,   NULL};

@@ -254,11 +254,7 @@ static bool write_finish(struct generate_writer *w, struct text *out, struct api
 static bool close_choice(struct generate_writer *w, struct text *out, struct api_error *error)
 {
     const struct generate_job *const job = w->job;
-    if (job->memory != MEMORY_OFF &&
-        !answer_memory(out, job->request, generate_writer_item(w), w->limits->info, job->memory,
-                       &job->slots, 0, error)) {
-        return false;
-    }
+    (void)error;
     json_close(out, '}');
     if (w->item == job->request->n_item - 1) {
         json_close(out, ']');
@@ -269,8 +265,8 @@ static bool close_choice(struct generate_writer *w, struct text *out, struct api
 }
 
 generate_part *const openai_choice_parts[] = {
-    open_choice,  list_tokens, list_logprobs, list_tops,    list_offsets,
-    write_finish, list_ids,    list_prompt,   close_choice, NULL};
+    open_choice, list_tokens, list_logprobs,        list_tops,    list_offsets, write_finish,
+    list_ids,    list_prompt, generate_memory_part, close_choice, NULL};
 
 /* ---- events -------------------------------------------------------------------------------- */
 
@@ -288,22 +284,21 @@ static bool open_event(struct generate_writer *w, struct text *out, struct api_e
 
 static bool event_finish(struct generate_writer *w, struct text *out, struct api_error *error)
 {
-    const struct generate_job *const job = w->job;
     const struct generate_event *const event = w->event;
     const struct item *const item = generate_writer_item(w);
-    bool ok = true;
+    (void)error;
     close_logprobs(w, out);
     if (event->last) {
-        generate_write_finish(out, item, &job->request->sampling);
-        const int n_told = event->token >= 0 ? event->token : atomic_load(&item->n_out);
-        ok = generate_write_memory(out, job, item, n_told, true, w->limits, error);
-    } else {
-        json_field_null(out, "finish_reason");
-        json_field_null(out, "stop_reason");
-        ok = event->token < 0 ||
-             generate_write_memory(out, job, item, event->token, false, w->limits, error);
+        generate_write_finish(out, item, &w->job->request->sampling);
+        generate_writer_memory(w, event->token >= 0 ? event->token : atomic_load(&item->n_out));
+        return true;
     }
-    return ok && list_prompt_ids(w, out, error);
+    json_field_null(out, "finish_reason");
+    json_field_null(out, "stop_reason");
+    if (event->token >= 0) {
+        generate_writer_slots(w, event->token);
+    }
+    return true;
 }
 
 static bool close_event(struct generate_writer *w, struct text *out, struct api_error *error)
@@ -331,6 +326,6 @@ static bool close_event(struct generate_writer *w, struct text *out, struct api_
     return true;
 }
 
-generate_part *const openai_event_parts[] = {open_event, list_tokens,  list_logprobs,
-                                             list_tops,  list_offsets, event_finish,
-                                             list_ids,   close_event,  NULL};
+generate_part *const openai_event_parts[] = {open_event,   list_tokens,  list_logprobs,   list_tops,
+                                             list_offsets, event_finish, list_prompt_ids, list_ids,
+                                             close_event,  NULL};

@@ -1,7 +1,6 @@
 /* Pieces of answers: see answer.h. */
 #include "server/io/answer.h"
 
-#include "engine/pkm_stats.h"
 #include "engine/scoring.h"
 #include "engine/tokenizer.h"
 #include "kernels/utf8.h"
@@ -362,110 +361,5 @@ bool answer_input_text(struct text *out, const struct input *input, const int32_
     }
     text_add(out, text, bytes);
     free(text);
-    return true;
-}
-
-/* ---- memory traces ---------------------------------------------------------------------- */
-
-/* Positions, heads, and for each the slots and weights, best first. */
-static void answer_memory_tokens(struct text *out, const struct pkm_trace *trace,
-                                 const struct pkm_shape *shape)
-{
-    const int64_t k = shape->k_top;
-    json_key(out, "tokens");
-    json_open(out, '[');
-    for (int64_t p = 0; p < trace->n_position; p++) {
-        json_open(out, '[');
-        for (int64_t h = 0; h < shape->n_head; h++) {
-            const int64_t first = (p * shape->n_head + h) * k;
-            json_open(out, '{');
-            json_key(out, "slots");
-            json_open(out, '[');
-            for (int64_t j = 0; j < k; j++) {
-                json_put_int(out, trace->slots[first + j]);
-            }
-            json_close(out, ']');
-            json_key(out, "weights");
-            json_open(out, '[');
-            for (int64_t j = 0; j < k; j++) {
-                json_put_float(out, trace->weights[first + j]);
-            }
-            json_close(out, ']');
-            json_close(out, '}');
-        }
-        json_close(out, ']');
-    }
-    json_close(out, ']');
-}
-
-static void json_top(struct text *out, const char *key, int64_t n_slot)
-{
-    if (n_slot >= 0) {
-        json_field_int(out, key, n_slot);
-    } else {
-        json_field_null(out, key);
-    }
-}
-
-static void answer_pkm_stats(struct text *out, const struct pkm_stats *stats)
-{
-    json_field_int(out, "lookups", stats->lookups);
-    json_field_double(out, "mem_used", stats->used);
-    json_field_double(out, "mem_kl_w", stats->kl_w);
-    json_field_double(out, "mem_kl_u", stats->kl_u);
-    json_field_double(out, "mem_gini_w", stats->gini_w);
-    json_field_double(out, "mem_gini_u", stats->gini_u);
-    json_top(out, "mem_top50_w", stats->top50_w);
-    json_top(out, "mem_top90_w", stats->top90_w);
-    json_top(out, "mem_top99_w", stats->top99_w);
-    json_field_int(out, "mem_top50_u", stats->top50_u);
-    json_field_int(out, "mem_top90_u", stats->top90_u);
-    json_field_int(out, "mem_top99_u", stats->top99_u);
-}
-
-int64_t answer_lookups(const struct item *item, const struct model_info *info)
-{
-    int64_t n = 0;
-    for (int m = 0; item->trace != NULL && m < info->n_memory; m++) {
-        n += item->trace[m].lookups;
-    }
-    return n;
-}
-
-bool answer_memory(struct text *out, const struct request *request, const struct item *item,
-                   const struct model_info *info, enum input_memory memory,
-                   const struct slots_wish *slots, int64_t from, struct api_error *error)
-{
-    json_key(out, "memory");
-    json_open(out, '{');
-    json_key(out, "layers");
-    json_open(out, '[');
-    for (int m = 0; m < info->n_memory; m++) {
-        const struct pkm_info *const layer = &info->memory[m];
-        struct pkm_stats stats;
-        struct err err = {0};
-        if (pkm_stats_of(&item->trace[m], layer->n_slot, &stats, &err) != ERR_OK) {
-            return api_error_set(error, 500, "out_of_memory", "memory", "%s", err.message);
-        }
-        json_open(out, '{');
-        json_field_int(out, "layer", layer->layer);
-        json_field_string(out, "place", memory_place_name(layer->place));
-        json_field_int(out, "slots", layer->n_slot);
-        json_field_int(out, "heads", layer->shape.n_head);
-        json_field_int(out, "knn", layer->shape.k_top);
-        answer_pkm_stats(out, &stats);
-        if (memory == MEMORY_TOKENS) {
-            answer_memory_tokens(out, &item->trace[m], &layer->shape);
-        }
-        json_close(out, '}');
-    }
-    json_close(out, ']');
-    if (memory == MEMORY_SLOTS && info->n_memory > 0) {
-        const int64_t end = slots_first(request, item) + item->trace[0].n_position;
-        if (!slots_write(out, request, item, info, slots, from, end, false, error)) {
-            return false;
-        }
-    }
-    json_close(out, '}');
     return true;
 }

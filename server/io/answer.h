@@ -93,19 +93,4 @@ void answer_walk_end(struct answer_walk *walk);
 bool answer_input_text(struct text *out, const struct input *input, const int32_t *ids,
                        const struct tokenizer *tokenizer, struct api_error *error);
 
-/* ---- memory traces ---------------------------------------------------------------------- */
-
-/* Look-ups whose statistics take a thread some 20 ms: where a piece of an answer has so many, it is
- * long enough. */
-enum { ANSWER_PIECE_LOOKUPS = 1 << 20 };
-
-/* Of all memories, for one item; 0 where none were kept. */
-int64_t answer_lookups(const struct item *item, const struct model_info *info);
-
-/* "memory":{"layers":[...]} of an item that is over; with MEMORY_SLOTS "slots" too, for the
- * positions from `from` on: a stream has already sent those before. false: error. */
-bool answer_memory(struct text *out, const struct request *request, const struct item *item,
-                   const struct model_info *info, enum input_memory memory,
-                   const struct slots_wish *slots, int64_t from, struct api_error *error);
-
 #endif

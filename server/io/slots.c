@@ -129,70 +129,93 @@ bool slots_too_large(struct api_error *error, int64_t bytes, const struct api_li
 
 /* ---- answers: arrays ----------------------------------------------------------------------- */
 
-/* Words on their way into a JSON string. */
-struct base64 {
-    struct text *out;
-    unsigned char rest[3]; /* [n] bytes that are not yet encoded: base64 takes three at a time */
-    int n;
-};
+enum { BASE64_WORDS = 128 /* at once */ };
 
-static void base64_group(struct base64 *b)
+static void base64_group(char *group, uint32_t bits)
 {
     static const char letters[] =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const uint32_t bits =
-        (uint32_t)b->rest[0] << 16 | (uint32_t)b->rest[1] << 8 | (uint32_t)b->rest[2];
+    for (int i = 0; i < 4; i++) {
+        group[i] = letters[bits >> (18 - 6 * i) & 63];
+    }
+}
+
+/* The words' bytes, the lowest first. */
+static void base64_words(struct base64 *b, struct text *out, const uint32_t *words, int n)
+{
+    char chars[8 * BASE64_WORDS];
+    size_t n_char = 0;
+    uint64_t bits = b->bits;
+    int n_bit = b->n_bit;
+    CHECK(n <= BASE64_WORDS);
+    for (int i = 0; i < n; i++) {
+        bits = bits << 32 | __builtin_bswap32(words[i]);
+        for (n_bit += 32; n_bit >= 24; n_char += 4) {
+            n_bit -= 24;
+            base64_group(chars + n_char, (uint32_t)(bits >> n_bit));
+        }
+    }
+    b->bits = bits;
+    b->n_bit = n_bit;
+    text_add(out, chars, n_char);
+}
+
+static void base64_end(struct base64 *b, struct text *out)
+{
     char group[4];
-    for (int i = 0; i < 4; i++) {
-        group[i] = i <= b->n ? letters[bits >> (18 - 6 * i) & 63] : '=';
+    if (b->n_bit > 0) {
+        base64_group(group, (uint32_t)(b->bits << (24 - b->n_bit)));
+        memset(group + 1 + b->n_bit / 8, '=', (size_t)(3 - b->n_bit / 8));
+        text_add(out, group, sizeof group);
     }
-    text_add(b->out, group, 4);
-    memset(b->rest, 0, sizeof b->rest);
-    b->n = 0;
+    *b = (struct base64){0};
 }
 
-static void base64_word(struct base64 *b, uint32_t word)
+static void put_position(struct slots_writer *w, struct text *out)
 {
-    for (int i = 0; i < 4; i++) {
-        b->rest[b->n++] = (unsigned char)(word >> 8 * i & 255);
-        if (b->n == 3) {
-            base64_group(b);
+    uint32_t words[BASE64_WORDS];
+    for (int i = 0; i < w->n_memory; i++) {
+        const struct pkm_trace *const trace = &w->item->trace[w->memory[i]];
+        const bool weights = w->next == SLOTS_WEIGHTS;
+        const int64_t first = w->position * w->n_hit;
+        for (int64_t at = 0; at < w->n_hit; at += BASE64_WORDS) {
+            const int64_t left = w->n_hit - at;
+            const int n = left < BASE64_WORDS ? (int)left : BASE64_WORDS;
+            memcpy(words,
+                   weights ? (const void *)(trace->weights + first + at)
+                           : (const void *)(trace->slots + first + at),
+                   (size_t)n * sizeof *words);
+            base64_words(&w->base64, out, words, n);
         }
     }
+    w->position++;
 }
 
-/* The memories of a block, which have the same shape as the first. */
-struct block {
-    int memory[MODEL_PKM_MAX];
-    int n;
-    int64_t first, end; /* positions of the trace */
-    int64_t n_hit;      /* of a position in one memory */
-};
-
-static void put_array(struct text *out, const char *name, const struct item *item,
-                      const struct block *block, bool is_weights)
+static void open_array(struct slots_writer *w, struct text *out)
 {
-    struct base64 b = {.out = out};
-    json_key(out, name);
+    json_key(out, w->next == SLOTS_WEIGHTS ? "weights" : "indices");
     text_puts(out, "\"");
-    for (int64_t p = block->first; p < block->end; p++) {
-        for (int i = 0; i < block->n; i++) {
-            const struct pkm_trace *const trace = &item->trace[block->memory[i]];
-            const size_t at = (size_t)(p * block->n_hit);
-            for (size_t j = at; j < at + (size_t)block->n_hit; j++) {
-                uint32_t word = (uint32_t)trace->slots[j];
-                if (is_weights) {
-                    memcpy(&word, &trace->weights[j], sizeof word);
-                }
-                base64_word(&b, word);
-            }
-        }
+    w->position = w->first;
+}
+
+static void step_array(struct slots_writer *w, struct text *out)
+{
+    if (w->position < w->end) {
+        put_position(w, out);
     }
-    if (b.n > 0) {
-        base64_group(&b);
+    if (w->position < w->end) {
+        return;
     }
+    base64_end(&w->base64, out);
     text_puts(out, "\"");
     out->comma = true;
+    if (w->next == SLOTS_INDICES && w->wish->weights) {
+        w->next = SLOTS_WEIGHTS;
+        open_array(w, out);
+    } else {
+        json_close(out, '}');
+        w->next = SLOTS_BLOCK;
+    }
 }
 
 /* ---- answers: the slots read most ---------------------------------------------------------- */
@@ -256,17 +279,18 @@ static void top_add(void *ctx, int32_t slot, int64_t n, double weight)
     }
 }
 
-static bool put_top(struct text *out, const struct item *item, const struct block *block,
-                    const struct model_info *info, int max, struct api_error *error)
+static bool put_top(const struct slots_writer *w, struct text *out, struct api_error *error)
 {
+    const struct model_info *const info = w->info;
+    const int max = w->wish->top;
     struct slots_top top = {.max = max, .sum = malloc((size_t)max * sizeof *top.sum)};
     bool ok = top.sum != NULL;
-    for (int i = 0; ok && i < block->n; i++) {
-        const int m = block->memory[i];
-        const struct pkm_trace *const trace = &item->trace[m];
+    for (int i = 0; ok && i < w->n_memory; i++) {
+        const int m = w->memory[i];
+        const struct pkm_trace *const trace = &w->item->trace[m];
         const int64_t n_hit = (int64_t)info->memory[m].shape.n_head * info->memory[m].shape.k_top;
-        const int64_t first = block->first * n_hit;
-        const int64_t n = (block->end - block->first) * n_hit;
+        const int64_t first = w->first * n_hit;
+        const int64_t n = (w->end - w->first) * n_hit;
         top.memory = m;
         ok = pkm_sums(trace->slots + first, trace->weights + first, n, info->memory[m].n_slot,
                       top_add, &top, NULL) == ERR_OK;
@@ -308,15 +332,14 @@ static bool has_shape(const struct model_info *info, int m, const struct pkm_sha
            info->memory[m].shape.k_top == shape->k_top;
 }
 
-static void put_place(struct text *out, const struct block *block, int64_t start,
-                      const struct pkm_shape *shape)
+static void put_place(const struct slots_writer *w, struct text *out, const struct pkm_shape *shape)
 {
-    json_field_int(out, "start", start);
-    json_field_int(out, "n_position", block->end - block->first);
+    json_field_int(out, "start", w->first + slots_first(w->request, w->item));
+    json_field_int(out, "n_position", w->end - w->first);
     json_key(out, "memories");
     json_open(out, '[');
-    for (int i = 0; i < block->n; i++) {
-        json_put_int(out, block->memory[i]);
+    for (int i = 0; i < w->n_memory; i++) {
+        json_put_int(out, w->memory[i]);
     }
     json_close(out, ']');
     if (shape != NULL) {
@@ -325,58 +348,83 @@ static void put_place(struct text *out, const struct block *block, int64_t start
     }
 }
 
-/* The block of all requested memories that have the shape; NULL = any. */
-static void gather(struct block *block, const struct model_info *info,
-                   const struct slots_wish *wish, const struct pkm_shape *shape)
+/* Begins the block of all requested memories that have the shape; NULL = any. */
+static void open_block(struct slots_writer *w, struct text *out, const struct pkm_shape *shape)
 {
-    block->n = 0;
-    for (int m = 0; m < info->n_memory; m++) {
-        if (is_wanted(wish, m) && (shape == NULL || has_shape(info, m, shape))) {
-            block->memory[block->n++] = m;
+    w->n_memory = 0;
+    for (int m = 0; m < w->info->n_memory; m++) {
+        if (is_wanted(w->wish, m) && (shape == NULL || has_shape(w->info, m, shape))) {
+            w->memory[w->n_memory++] = m;
+            w->told |= UINT64_C(1) << m;
         }
     }
+    json_open(out, '{');
+    put_place(w, out, shape);
 }
 
-bool slots_write(struct text *out, const struct request *request, const struct item *item,
-                 const struct model_info *info, const struct slots_wish *wish, int64_t from,
-                 int64_t end, bool is_part, struct api_error *error)
+static void step_block(struct slots_writer *w, struct text *out)
+{
+    int m = 0;
+    while (m < w->info->n_memory && (!is_wanted(w->wish, m) || (w->told >> m & 1) != 0)) {
+        m++;
+    }
+    if (m == w->info->n_memory) {
+        json_close(out, ']');
+        w->next = SLOTS_OVER;
+        return;
+    }
+    const struct pkm_shape *const shape = &w->info->memory[m].shape;
+    open_block(w, out, shape);
+    w->n_hit = (int64_t)shape->n_head * shape->k_top;
+    w->next = SLOTS_INDICES;
+    open_array(w, out);
+}
+
+/* In place of arrays. */
+static bool write_top(struct slots_writer *w, struct text *out, struct api_error *error)
+{
+    open_block(w, out, NULL);
+    const bool ok = put_top(w, out, error);
+    json_close(out, '}');
+    json_close(out, ']');
+    w->next = SLOTS_OVER;
+    return ok;
+}
+
+void slots_begin(struct slots_writer *writer, const struct request *request,
+                 const struct item *item, const struct model_info *info,
+                 const struct slots_wish *wish, int64_t from, int64_t end, bool is_part)
 {
     const int64_t base = slots_first(request, item);
     const int64_t start = wish->start > from ? wish->start : from;
     const int64_t first = start > base ? start - base : 0;
-    struct block block = {.first = first, .end = end - base > first ? end - base : first};
-    if (is_part && block.end == first) {
-        return true;
+    *writer = (struct slots_writer){.request = request,
+                                    .item = item,
+                                    .info = info,
+                                    .wish = wish,
+                                    .next = SLOTS_BEGIN,
+                                    .first = first,
+                                    .end = end - base > first ? end - base : first};
+    if (is_part && writer->end == first) {
+        writer->next = SLOTS_OVER;
     }
+}
+
+bool slots_next(struct slots_writer *w, struct text *out, size_t enough, struct api_error *error)
+{
     bool ok = true;
-    json_key(out, "slots");
-    json_open(out, '[');
-    if (wish->top > 0) {
-        gather(&block, info, wish, NULL);
-        json_open(out, '{');
-        put_place(out, &block, first + base, NULL);
-        ok = put_top(out, item, &block, info, wish->top, error);
-        json_close(out, '}');
+    while (ok && w->next != SLOTS_OVER && out->n < enough) {
+        if (w->next == SLOTS_BEGIN) {
+            json_key(out, "slots");
+            json_open(out, '[');
+            w->next = SLOTS_BLOCK;
+        } else if (w->next == SLOTS_BLOCK && w->wish->top > 0) {
+            ok = write_top(w, out, error);
+        } else if (w->next == SLOTS_BLOCK) {
+            step_block(w, out);
+        } else {
+            step_array(w, out);
+        }
     }
-    uint64_t told = 0;
-    for (int m = 0; m < info->n_memory && wish->top == 0; m++) {
-        const struct pkm_shape *const shape = &info->memory[m].shape;
-        if (!is_wanted(wish, m) || (told >> m & 1) != 0) {
-            continue;
-        }
-        gather(&block, info, wish, shape);
-        block.n_hit = (int64_t)shape->n_head * shape->k_top;
-        for (int i = 0; i < block.n; i++) {
-            told |= UINT64_C(1) << block.memory[i];
-        }
-        json_open(out, '{');
-        put_place(out, &block, first + base, shape);
-        put_array(out, "indices", item, &block, false);
-        if (wish->weights) {
-            put_array(out, "weights", item, &block, true);
-        }
-        json_close(out, '}');
-    }
-    json_close(out, ']');
     return ok;
 }

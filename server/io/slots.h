@@ -36,11 +36,36 @@ static inline int64_t slots_text_bytes(int64_t bytes)
 /* The position of the text that the item's trace begins with. */
 int64_t slots_first(const struct request *request, const struct item *item);
 
-/* "slots":[...], a block for each shape of memory: positions from .. end-1 of the item's text, as
- * far as they are wanted, which the engine has traced. Without any, nothing if is_part, else empty.
- * false: error. */
-bool slots_write(struct text *out, const struct request *request, const struct item *item,
-                 const struct model_info *info, const struct slots_wish *wish, int64_t from,
-                 int64_t end, bool is_part, struct api_error *error);
+/* Words on their way into a JSON string. */
+struct base64 {
+    uint64_t bits; /* the last n_bit of them are not yet encoded: base64 takes 24 at a time */
+    int n_bit;
+};
+
+/* "slots":[...] on its way into an answer: a block for each shape of memory. */
+struct slots_writer {
+    const struct request *request; /* Borrowed, like the next three */
+    const struct item *item;
+    const struct model_info *info;
+    const struct slots_wish *wish;
+    enum { SLOTS_OVER, SLOTS_BEGIN, SLOTS_BLOCK, SLOTS_INDICES, SLOTS_WEIGHTS } next;
+    int64_t first, end; /* positions of the trace */
+    uint64_t told;      /* memories whose blocks are begun */
+
+    /* The block that is open, and its array. */
+    int memory[MODEL_PKM_MAX]; /* [n_memory] all of the same shape */
+    int n_memory;
+    int64_t n_hit;    /* of a position in one memory */
+    int64_t position; /* the next one of the array */
+    struct base64 base64;
+};
+/* Positions from .. end-1 of the item's text, as far as they are wanted, which the engine has
+ * traced. Without any, nothing if is_part, else empty. */
+void slots_begin(struct slots_writer *writer, const struct request *request,
+                 const struct item *item, const struct model_info *info,
+                 const struct slots_wish *wish, int64_t from, int64_t end, bool is_part);
+/* Goes on until out holds enough bytes, or next is SLOTS_OVER. false: error. */
+bool slots_next(struct slots_writer *writer, struct text *out, size_t enough,
+                struct api_error *error);
 
 #endif

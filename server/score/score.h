@@ -14,6 +14,7 @@
 #include "server/io/ablate.h"
 #include "server/io/overlay.h"
 #include "server/io/answer.h"
+#include "server/io/answer_memory.h"
 #include "server/io/slots.h"
 
 enum { SCORE_ID_MAX = 129, SCORE_BATCH_MAX = 65536 };
@@ -177,8 +178,10 @@ struct score_writer {
     /* Of the open result. */
     bool open, comma;
     int64_t token; /* index into its ids of the next entry of "tokens" */
+    bool told;     /* the entries are complete */
     struct score_figures figures;
     struct answer_walk walk;
+    struct answer_memory memory; /* what follows them */
 };
 void score_writer_begin(struct score_writer *writer, const struct score_job *job,
                         const struct api_limits *limits);

@@ -250,24 +250,29 @@ static void write_token(struct score_writer *w, struct text *out)
     w->token++;
 }
 
-static bool close_result(struct score_writer *w, struct text *out, struct api_error *error)
+/* After the last token. */
+static void close_tokens(struct score_writer *w, struct text *out)
 {
     const struct score_job *const job = w->job;
     if (lists_tokens(w)) {
         json_close(out, ']');
         answer_walk_end(&w->walk);
     }
-    if (job->memory != MEMORY_OFF && wants(w, FIELD_MEMORY) &&
-        !answer_memory(out, job->request, score_item(job, w->result), w->limits->info, job->memory,
-                       &job->slots, 0, error)) {
-        return false;
+    if (job->memory != MEMORY_OFF && wants(w, FIELD_MEMORY)) {
+        answer_memory_begin(&w->memory, job->request, score_item(job, w->result), w->limits->info,
+                            job->memory, &job->slots, 0);
     }
+    w->told = true;
+}
+
+static void close_result(struct score_writer *w, struct text *out)
+{
     json_close(out, '}');
     score_figures_add(&w->pool, &w->figures);
     score_ranking_add(&w->ranking, w->result, &w->figures);
     w->open = false;
+    w->told = false;
     w->result++;
-    return true;
 }
 
 bool score_writer_next(struct score_writer *writer, struct text *out, size_t enough,
@@ -282,8 +287,17 @@ bool score_writer_next(struct score_writer *writer, struct text *out, size_t eno
     while (writer->token < n_ids && out->n < enough) {
         write_token(writer, out);
     }
+    if (writer->token == n_ids && !writer->told) {
+        close_tokens(writer, out);
+    }
+    if (writer->told && !answer_memory_next(&writer->memory, out, enough, error)) {
+        return false;
+    }
+    if (writer->told && writer->memory.next == ANSWER_MEMORY_OVER) {
+        close_result(writer, out);
+    }
     writer->comma = out->comma;
-    return writer->token < n_ids || close_result(writer, out, error);
+    return true;
 }
 
 /* ---- all of them --------------------------------------------------------------------------- */

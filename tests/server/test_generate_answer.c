@@ -1,8 +1,9 @@
-/* Answers of generations in pieces: none is long, whatever the request was, and together they are
+/* Answers in pieces: none is long, whatever the request was, and together they are
  * the whole. The results are filled in here. */
 #include "server/generate/openai.h"
 #include "server/generate/sse.h"
 #include "server/generate/tgi.h"
+#include "server/score/score.h"
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -22,11 +23,22 @@ enum {
 };
 
 static struct model_info info = {
-    .n_vocab = N_VOCAB, .context = 16384, .bos_id = 1, .eos_id = 2, .add_bos = true};
+    .n_vocab = N_VOCAB,
+    .context = 16384,
+    .bos_id = 1,
+    .eos_id = 2,
+    .add_bos = true,
+    .n_memory = 2,
+    .memory = {{.layer = 1, .shape = {.n_head = 2, .k_top = 4}, .n_slot = 16},
+               {.layer = 3, .shape = {.n_head = 1, .k_top = 4}, .n_slot = 16}}};
 static struct api_limits limits = {.info = &info,
                                    .model_name = "m",
                                    .context = 16384,
+                                   .memory_trace = MEMORY_TRACE_ON,
+                                   .trace_bytes = {16 << 20, "--memory-trace-bytes"},
+                                   .max_trace = {16 << 20, "--max-trace-bytes"},
                                    .max_items = {8, "--max-items"},
+                                   .max_score_items = {8, "--max-score-items"},
                                    .max_score_tokens = {1 << 20, "--max-score-tokens"},
                                    .max_score_positions = {1 << 20, "--max-score-positions"},
                                    .max_logprobs = 20,
@@ -36,6 +48,21 @@ static struct api_limits limits = {.info = &info,
                                    .ping_us = 15000000,
                                    .fingerprint = "fp_0"};
 static const struct answer_meta meta = {.id = "i", .model = "m"};
+
+/* Look-ups of n positions. */
+static void trace_item(struct item *item, int64_t n)
+{
+    for (int m = 0; item->trace != NULL && m < info.n_memory; m++) {
+        struct pkm_trace *const trace = &item->trace[m];
+        const int n_hit = info.memory[m].shape.n_head * info.memory[m].shape.k_top;
+        trace->n_position = n;
+        trace->lookups = n * n_hit;
+        for (int64_t i = 0; i < n * n_hit; i++) {
+            trace->slots[i] = (int32_t)(i * 5 % 16);
+            trace->weights[i] = 0.001f * (float)(1 + i % 77);
+        }
+    }
+}
 
 static void end_item(const struct request *request, struct item *item)
 {
@@ -64,14 +91,14 @@ static void end_item(const struct request *request, struct item *item)
     atomic_store(&item->state, FINISH_LENGTH);
 }
 
-/* A prompt of N_PROMPT ids, or of as many words, and fields that follow it. */
+/* A prompt of n ids, or of as many words, and fields that follow it. */
 static void begin(struct generate_job *job, const struct generate_dialect *dialect,
-                  const char *prompt, bool is_text, const char *fields)
+                  const char *prompt, bool is_text, int n, const char *fields)
 {
     struct text body = {0};
     struct api_error error = {0};
     text_printf(&body, "{\"%s\":%s", prompt, is_text ? "\"" : "[300");
-    for (int i = 1; i < N_PROMPT; i++) {
+    for (int i = 1; i < n; i++) {
         if (is_text) {
             text_puts(&body, " caf\xc3\xa9");
         } else {
@@ -84,8 +111,11 @@ static void begin(struct generate_job *job, const struct generate_dialect *diale
         fail_msg("%s: %s", fields, error.text.message);
     }
     text_free(&body);
+    assert_true(request_take_traces(job->request, &info));
     for (int i = 0; i < job->request->n_item; i++) {
-        end_item(job->request, &job->request->item[i]);
+        struct item *const item = &job->request->item[i];
+        end_item(job->request, item);
+        trace_item(item, item->n_ids + item_max_tokens(job->request, item) - 1);
     }
     atomic_store(&job->request->n_item_done, job->request->n_item);
 }
@@ -94,18 +124,24 @@ static const struct {
     const struct generate_dialect *dialect;
     const char *prompt;
     bool is_text;
+    int n;
     const char *fields;
 } cases[] = {
-    {&generate_native, "prompt", false, "\"max_tokens\":600,\"echo\":true,\"logprobs\":20"},
-    {&generate_native, "prompt", true,
+    {&generate_native, "prompt", false, N_PROMPT,
+     "\"max_tokens\":600,\"echo\":true,\"logprobs\":20"},
+    {&generate_native, "prompt", true, N_PROMPT,
      "\"max_tokens\":600,\"echo\":true,\"logprobs\":0,\"n\":2,\"temperature\":1"},
-    {&generate_native, "prompt", true, "\"max_tokens\":600,\"echo\":true"},
-    {&openai_dialect, "prompt", false, "\"max_tokens\":600,\"echo\":true,\"logprobs\":20"},
-    {&openai_dialect, "prompt", true,
+    {&generate_native, "prompt", true, N_PROMPT, "\"max_tokens\":600,\"echo\":true"},
+    {&openai_dialect, "prompt", false, N_PROMPT,
+     "\"max_tokens\":600,\"echo\":true,\"logprobs\":20"},
+    {&openai_dialect, "prompt", true, N_PROMPT,
      "\"max_tokens\":600,\"echo\":true,\"logprobs\":5,\"n\":2,\"temperature\":1,\"return_token_"
      "ids\":true"},
-    {&openai_dialect, "prompt", true, "\"max_tokens\":600,\"prompt_logprobs\":20"},
-    {&tgi_dialect, "inputs", true,
+    {&openai_dialect, "prompt", true, N_PROMPT, "\"max_tokens\":600,\"prompt_logprobs\":20"},
+    {&generate_native, "prompt", false, 400, "\"max_tokens\":100,\"memory\":\"tokens\""},
+    {&generate_native, "prompt", false, N_PROMPT, "\"max_tokens\":600,\"memory\":\"slots\""},
+    {&openai_dialect, "prompt", true, N_PROMPT, "\"max_tokens\":600,\"memory\":\"slots\""},
+    {&tgi_dialect, "inputs", true, N_PROMPT,
      "\"parameters\":{\"max_new_tokens\":600,\"details\":true,\"top_n_tokens\":5,"
      "\"decoder_input_details\":true,\"return_full_text\":true}"},
 };
@@ -121,7 +157,8 @@ static void test_no_piece_is_long(void **state)
         struct text piece = {0};
         size_t n = 0;
         bool done = false;
-        begin(&job, cases[c].dialect, cases[c].prompt, cases[c].is_text, cases[c].fields);
+        begin(&job, cases[c].dialect, cases[c].prompt, cases[c].is_text, cases[c].n,
+              cases[c].fields);
         assert_true(generate_write(&whole, &job, &limits, &meta, &error));
         json_t *const answer = json_loadb(whole.data, whole.n, 0, NULL);
         assert_non_null(answer);
@@ -143,6 +180,51 @@ static void test_no_piece_is_long(void **state)
         text_free(&piece);
         text_free(&whole);
         generate_free(&job);
+    }
+}
+
+/* Of /score, whose writer is another, the memory trace. */
+static void test_no_piece_of_a_trace_is_long(void **state)
+{
+    (void)state;
+    static const char *const memories[] = {"tokens", "slots"};
+    for (int c = 0; c < 2; c++) {
+        struct score_job job;
+        struct score_writer writer;
+        struct api_error error = {0};
+        struct text body = {0};
+        struct text whole = {0};
+        struct text piece = {0};
+        size_t n = 0;
+        bool done = false;
+        text_printf(&body, "{\"memory\":\"%s\",\"tokens\":[300", memories[c]);
+        for (int i = 1; i < (c == 0 ? 500 : N_PROMPT); i++) {
+            text_printf(&body, ",%d", 300 + i * 7 % 3000);
+        }
+        text_puts(&body, "]}");
+        assert_true(score_parse(&job, body.data, body.n, &limits, &error));
+        text_free(&body);
+        assert_true(request_take_traces(job.request, &info));
+        struct item *const item = &job.request->item[0];
+        trace_item(item, item->n_ids - 1);
+        atomic_store(&item->n_out, (int)(item->n_ids - item->score_from));
+        atomic_store(&item->state, FINISH_LENGTH);
+        atomic_store(&job.request->n_item_done, 1);
+        assert_true(score_write(&whole, &job, &limits, &meta, &error));
+        assert_true(whole.n > 10 * (ENOUGH + ABOVE));
+        score_writer_begin(&writer, &job, &limits);
+        while (!done) {
+            text_clear(&piece);
+            assert_true(score_write_piece(&writer, &piece, ENOUGH, &meta, &done, &error));
+            assert_true(piece.n <= ENOUGH + ABOVE && n + piece.n <= whole.n);
+            assert_memory_equal(piece.data, whole.data + n, piece.n);
+            n += piece.n;
+        }
+        assert_int_equal(n, whole.n);
+        score_writer_end(&writer);
+        text_free(&piece);
+        text_free(&whole);
+        score_free(&job);
     }
 }
 
@@ -175,7 +257,7 @@ static void test_an_event_with_a_long_prompt_comes_in_pieces(void **state)
     struct text stream = {0};
     int n_piece = 0;
     begin(
-        &job, &openai_dialect, "prompt", false,
+        &job, &openai_dialect, "prompt", false, N_PROMPT,
         "\"max_tokens\":3,\"echo\":true,\"logprobs\":20,\"n\":2,\"temperature\":1,\"stream\":true");
     assert_true(sse_begin(&sse, &job, &limits, &meta));
     for (enum exchange_next next = EXCHANGE_STREAM; next != EXCHANGE_END; n_piece++) {
@@ -219,7 +301,7 @@ static void test_an_error_waits_for_the_end_of_an_event(void **state)
     struct api_error error = {0};
     struct text stream = {0};
     begin(
-        &job, &generate_native, "prompt", false,
+        &job, &generate_native, "prompt", false, N_PROMPT,
         "\"max_tokens\":3,\"echo\":true,\"logprobs\":20,\"n\":2,\"temperature\":1,\"stream\":true");
     assert_true(sse_begin(&sse, &job, &limits, &meta));
     assert_int_equal(sse_next(&sse, &x, &error), EXCHANGE_STREAM);
@@ -247,19 +329,25 @@ static void test_an_error_waits_for_the_end_of_an_event(void **state)
     generate_free(&job);
 }
 
-static int open_tokenizer(void **state)
+static int set_up(void **state)
 {
     (void)state;
     struct tokenizer *tokenizer = NULL;
     const enum err_code code = tokenizer_open(&tokenizer, "models/demo", NULL, NULL, N_VOCAB, NULL);
     limits.tokenizer = tokenizer;
+    struct request_memory *requests = NULL;
+    if (request_memory_open(&requests, 0, 16 << 20, NULL) != ERR_OK) {
+        return -1;
+    }
+    limits.requests = requests;
     return code == ERR_OK && tokenizer != NULL ? 0 : -1;
 }
 
-static int close_tokenizer(void **state)
+static int take_down(void **state)
 {
     (void)state;
     tokenizer_close((struct tokenizer *)limits.tokenizer);
+    request_memory_drop(limits.requests);
     return 0;
 }
 
@@ -267,8 +355,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_piece_is_long),
+        cmocka_unit_test(test_no_piece_of_a_trace_is_long),
         cmocka_unit_test(test_an_event_with_a_long_prompt_comes_in_pieces),
         cmocka_unit_test(test_an_error_waits_for_the_end_of_an_event),
     };
-    return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
+    return cmocka_run_group_tests(tests, set_up, take_down);
 }
