@@ -194,27 +194,3 @@ def test_no_memory_for_a_text_is_told_as_such(faulty):
             answer = s.post("/score", body)
             codes.append(answer.status_code == 200 or answer.json()["error"]["code"])
     assert "out_of_memory" in codes and set(codes) <= {True, "out_of_memory"}, codes
-
-
-def test_no_memory_to_count_an_echoed_prompt_is_told(faulty):
-    """Offsets of a stream with echo count from the prompt's characters: without memory for it there are none."""
-    body = {"prompt": "It was a day. " * 2000, "max_tokens": 1, "echo": True, "stream": True, "temperature": 0,
-            "ignore_eos": True}
-    model = ["--model", str(MODEL.parent / "demo-bytes")]  # the demo model's context is too short for such a text
-
-    def ask(n):
-        with Server(*model, env=faulty("growth", n)) as s:
-            with s.connect() as c:
-                c.sendall(head("/generate", json.dumps(body).encode(), extra="Connection: close\r\n"))
-                text = read_to_end(c).decode()  # which may be cut off
-            assert s.stop() == 0
-            return text, s.read_log()
-
-    with Server(*model, env=faulty("growth", 0)) as s:
-        assert s.stop() == 0
-        first = int(s.read_log().split()[-1])
-    whole, log = ask(0)
-    answers = [ask(n)[0] for n in range(first + 1, int(log.split()[-1]) + 1)]
-    assert "[DONE]" in whole and whole.count("data: ") >= 2
-    told = [text for text in answers if "no memory for the prompt" in text]
-    assert told and all('"code":"out_of_memory"' in text and '"offset"' not in text for text in told), answers
