@@ -9,13 +9,13 @@ see models/README.md.
 import argparse
 import json
 import os
-import pickle
 import struct
 import sys
 
 import numpy as np
 import torch
 
+import checkpoint
 import config as configuration
 import logprobs
 from all_attention import AllAttention
@@ -89,15 +89,7 @@ def load_model(folder):
 
 def read_checkpoint(path):
     """-> what train.py saved"""
-    with open(path, "rb") as f:
-        try:
-            state = torch.load(f, map_location="cpu")
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
-            state = None
-    if not isinstance(state, dict) or not {"model", "config", "step"} <= state.keys():
-        raise SystemExit(f"{path}: no checkpoint of train.py, or a part of one: give another, or delete it and "
-                         "train anew")
-    return state
+    return checkpoint.read(path, {"model", "config", "step"}, "train.py")
 
 
 def load_checkpoint(path):

@@ -11,10 +11,8 @@ Writes into --out: last.pt (everything needed to go on exactly where it stopped,
 SIGTERM), log.jsonl, and curves.svg at each validation. The same command resumes.
 """
 import argparse
-import fcntl
 import filecmp
 import json
-import math
 import os
 import signal
 import sys
@@ -22,11 +20,12 @@ import time
 
 import torch
 
+import checkpoint
 import config as configuration
 from all_attention import AllAttention
 from blocks import PRECISIONS
 from export import load_model, read_checkpoint
-from files import check_positive, check_range, run, whole_file
+from files import check_positive, check_range, run
 from memory_llama import MemoryLlama
 from model import Transformer
 from muon import Muon
@@ -84,13 +83,8 @@ class Optimizers:
         return {"adam": self.adam.state_dict(), "muon": self.muon.state_dict()}
 
     def load_state_dict(self, state):
-        """Moments alone: rates and weight decay are those that this run was given."""
-        for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
-            given = [{key: value for key, value in group.items() if key != "params"}
-                     for group in optimizer.param_groups]
-            optimizer.load_state_dict(saved)
-            for group, options in zip(optimizer.param_groups, given):
-                group.update(options)
+        checkpoint.load_moments(self.adam, state["adam"])
+        checkpoint.load_moments(self.muon, state["muon"])
 
 
 class Schedule:
@@ -138,33 +132,9 @@ def validate(task, args):
 
 
 def save(path, task, optimizer, step, args, norms):
-    """norms: the sum of those of all gradients since the start, which shows whether one was not finite."""
-    if not math.isfinite(float(norms)):
-        raise SystemExit(f"step {step}: the gradients are no longer numbers, so this is not saved; {kept(path)} "
-                         "Give a lower --lr or --value-lr, or a longer --warmup")
-    try:
-        with whole_file(path) as f:
-            torch.save({"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
-                        "config": task.model.config, "task": task.state_dict(),
-                        "rng": torch.get_rng_state(), "args": vars(args)}, f)
-    except (OSError, RuntimeError) as e:  # The latter is PyTorch's, when it cannot write.
-        raise SystemExit(f"{path}: step {step} could not be saved: {e}; {kept(path)} Make room, and give the same "
-                         "command again") from None
-
-
-def kept(path):
-    return f"{path} is still what it was." if os.path.exists(path) else f"there is no {path} yet."
-
-
-def lock(folder):
-    """Keeps a second run out of the folder, whose checkpoints would take the place of ours. -> what holds the lock"""
-    log = open(os.path.join(folder, "log.jsonl"), "a", encoding="utf-8")
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SystemExit(f"--out {folder}: another train.py is at work there: wait for it, end it, or give another "
-                         "--out") from None
-    return log
+    state = {"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
+             "config": task.model.config, "task": task.state_dict(), "rng": torch.get_rng_state(), "args": vars(args)}
+    checkpoint.save(path, state, norms, "Give a lower --lr or --value-lr, or a longer --warmup")
 
 
 def parse_args(argv=None):
@@ -294,8 +264,8 @@ def train(args):
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     os.makedirs(args.out, exist_ok=True)
-    locked = lock(args.out)  # noqa: F841 (as long as this function runs)
-    last = os.path.join(args.out, "last.pt")
+    locked = checkpoint.lock(args.out, "train.py")  # noqa: F841 (as long as this function runs)
+    last = os.path.join(args.out, checkpoint.NAME)
     state = read_checkpoint(last) if os.path.exists(last) else None
     config = make_config(args, state)
     make_model, make_task = FAMILIES[config["model_type"]]
