@@ -7,26 +7,30 @@
 
 The base stays as it is, to the bit; OUT gets what the converter takes. The last tenth of the text is
 never trained on: its loss is printed for the base and while the memories learn. With each such line OUT gets
-the memories as they are then; SIGTERM and Ctrl-C end the training and keep what it has made. Needs PyTorch,
-transformers and safetensors.
+the memories as they are then, and last.pt, from which the same command goes on exactly where it stopped,
+also after SIGINT or SIGTERM. Needs PyTorch, transformers and safetensors.
 """
 import argparse
 import json
-import math
 import os
 import signal
 import sys
+import zlib
 
 import safetensors.torch
 import torch
 import torch.nn as nn
 import transformers
 
+import checkpoint
 from files import check_positive, check_range, run, whole_file
 from memory import Memory
 
 VALUE_RATE = 3  # of the tables' learning rate and the others': each row gets few gradients
 PLACES = ("replace", "beside", "after")
+STATE = {"memories", "optimizer", "step", "rng", "base", "text", "made", "args"}  # what last.pt has
+MADE = ("seed", "layers", "place", "gate", "n_key", "n_head", "k_top", "d_key", "plus", "d_value", "shared")
+SAME = ("batch", "length")  # What the order of the windows depends on, besides the seed and the text.
 
 
 class Retrofit(nn.Module):
@@ -163,43 +167,102 @@ def validate(model, memories, ids, args):
     return loss
 
 
+def checksum(*tensors):
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(tensor.contiguous().numpy(), found)
+    return found
+
+
+def made(args, memories, entries):
+    """What memories are made of cannot change later: the options, as they were understood."""
+    return {name: getattr(args, name) for name in MADE} | {
+        "layers": ",".join(str(entry["layer"]) for entry in entries), "d_value": memories[0].memory.table().shape[1]}
+
+
+def resume(args, state, new):
+    """Refuses a checkpoint of other memories, and says what was given otherwise than at the start."""
+    print("resuming %s/%s at step %d" % (args.out, checkpoint.NAME, state["step"]), flush=True)
+    for name in MADE:
+        if state["made"][name] != new["made"][name]:
+            sys.exit("retrofit: --out %s: its %s was begun with --%s %s, not %s: give that, or another --out" % (
+                args.out, checkpoint.NAME, name.replace("_", "-"), state["made"][name], new["made"][name]))
+    if state["base"] != new["base"]:
+        sys.exit("retrofit: --out %s: its %s was begun beside other weights than those of BASE %s: give that base, or "
+                 "another --out" % (args.out, checkpoint.NAME, args.base))
+    for name in SAME:
+        if state["args"][name] != getattr(args, name):
+            print("  --%s was %s and is %s now: the order of the windows is another one than if it had not changed"
+                  % (name, state["args"][name], getattr(args, name)), file=sys.stderr)
+    if state["text"] != new["text"]:
+        print("  --text %s: another text than the training was begun with: its last tenth may have been trained on"
+              % args.text, file=sys.stderr)
+    if state["step"] >= args.steps:
+        print("  there is nothing left to train: give more --steps than %d to go on" % state["step"], file=sys.stderr)
+
+
+def load(args):
+    """-> the base, the text's ids, and what a checkpoint says of both"""
+    ids = read_ids(args.base, args.text)
+    if len(ids) // 10 <= args.length:
+        sys.exit("retrofit: --text %s: %d tokens, at least %d are needed for windows of %d"
+                 % (args.text, len(ids), 10 * (args.length + 1), args.length))
+    model = transformers.AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
+    check_base(model, args)
+    sums = {"base": checksum(*model.state_dict().values()), "text": checksum(ids)}
+    return model.to(args.device).requires_grad_(False).eval(), ids.to(args.device), sums
+
+
 def train(args, stop=()):
     """Trains and saves the memories until a signal is in `stop`, at the latest. Returns the model with its trained
     memories, these, and their entries of memory.json."""
+    os.makedirs(args.out, exist_ok=True)
+    with checkpoint.lock(args.out, "retrofit.py") as log:
+        return train_alone(args, stop, log)
+
+
+def train_alone(args, stop, log):
+    last = os.path.join(args.out, checkpoint.NAME)
+    state = checkpoint.read(last, STATE, "retrofit.py") if os.path.exists(last) else None
     torch.manual_seed(args.seed)
-    ids = read_ids(args.base, args.text)
+    model, ids, sums = load(args)
     n_valid = len(ids) // 10
-    if n_valid <= args.length:
-        sys.exit("retrofit: --text %s: %d tokens, at least %d are needed for windows of %d"
-                 % (args.text, len(ids), 10 * (args.length + 1), args.length))
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32).to(args.device)
-    check_base(model, args)
-    model.requires_grad_(False).eval()
-    ids = ids.to(args.device)
     seen, valid = ids[:-n_valid], ids[-n_valid:]
     print("%d tokens, validation loss of the base %.4f"
           % (len(ids), validate(model, nn.ModuleList(), valid, args)), flush=True)
     memories, entries = attach(model, args)
+    new = sums | {"made": made(args, memories, entries), "args": vars(args)}
     tables = [p for name, p in memories.named_parameters() if name.endswith("values.weight")]
     rest = [p for name, p in memories.named_parameters() if not name.endswith("values.weight")]
     optimizer = torch.optim.AdamW([{"params": rest}, {"params": tables, "lr": VALUE_RATE * args.rate}],
                                   lr=args.rate, weight_decay=0)
+    step, norms = 0, 0.0
+    if state:
+        resume(args, state, new)
+        memories.load_state_dict(state["memories"])
+        checkpoint.load_moments(optimizer, state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        step, state = state["step"], None
+        save(memories, entries, args.out)  # Who was killed behind last.pt has older ones.
     memories.train()
-    norms = 0.0
-    for step in range(1, args.steps + 1):
-        first = torch.randint(len(seen) - args.length, (args.batch, 1), device=args.device)
+    while step < args.steps:
+        # Drawn on the CPU, whose generator alone is saved.
+        first = torch.randint(len(seen) - args.length, (args.batch, 1)).to(args.device)
         loss = loss_of(model, seen[first + torch.arange(args.length + 1, device=args.device)])
         optimizer.zero_grad()
         loss.backward()
         norms = norms + nn.utils.clip_grad_norm_(memories.parameters(), 1)
         optimizer.step()
+        step += 1
         if step % args.every == 0 or step == args.steps or stop:
-            if not math.isfinite(float(norms)):
-                sys.exit("retrofit: step %d: the gradients are no longer numbers, so this is not saved: give a lower "
-                         "--rate than %g" % (step, args.rate))
-            print("step %d: loss %.4f, validation %.4f" % (
-                step, float(loss.detach()), validate(model, memories, valid, args)), flush=True)
+            checkpoint.save(last, new | {"memories": memories.state_dict(), "optimizer": optimizer.state_dict(),
+                                         "step": step, "rng": torch.get_rng_state()}, norms,
+                            "Give a lower --rate than %g" % args.rate)
             save(memories, entries, args.out)
+            found = {"step": step, "loss": float(loss.detach()), "valid_loss": validate(model, memories, valid, args)}
+            print("step %d: loss %.4f, validation %.4f" % tuple(found.values()), flush=True)
+            log.write(json.dumps(found) + "\n")
+            log.flush()
         if stop:
             break
     memories.eval()
@@ -207,7 +270,7 @@ def train(args, stop=()):
 
 
 def save(memories, entries, out):
-    os.makedirs(out, exist_ok=True)
+    """What convert.py takes."""
     tensors = {}
     for index, memory in enumerate(memories):
         tensors.update(memory.tensors("memories.%d." % index))
@@ -222,7 +285,8 @@ def main(argv):
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, lambda *_: stop.append(True))
     train(args, stop)
-    print("%s: memory.safetensors and memory.json, for convert.py's --memory and --memory-config" % args.out)
+    print("%s: memory.safetensors and memory.json, for convert.py's --memory and --memory-config%s"
+          % (args.out, ": stopped, the same command resumes" if stop else ""))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Memories that retrofit.py trains beside a random Hugging Face model: from text to served logits."""
 
+import fcntl
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +13,11 @@ from conftest import ROOT, TRAIN
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
+load_file = pytest.importorskip("safetensors.torch").load_file
 np = pytest.importorskip("numpy")
 pytest.importorskip("requests")
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
+import files  # noqa: E402
 import golden_harness as gh  # noqa: E402
 import retrofit  # noqa: E402
 
@@ -83,6 +86,17 @@ def command(base, out, *more):
     return [sys.executable, TRAIN / "retrofit.py", base, "--text", base / "text.txt", "--out", out, *SMALL, *more]
 
 
+def train(capsys, base, out, *more, status=0):
+    """-> the tensors that a run leaves, and what it said"""
+    args = list(map(str, command(base, out, *more)[2:]))
+    if status:
+        with pytest.raises(SystemExit) as refused:
+            files.run(lambda: retrofit.train(retrofit.arguments(args)))
+        return None, str(refused.value) + capsys.readouterr().err
+    retrofit.train(retrofit.arguments(args))
+    return load_file(out / "memory.safetensors"), "".join(capsys.readouterr())
+
+
 def test_a_stopped_training_keeps_what_it_has_made(base, tmp_path):
     with subprocess.Popen(command(base, tmp_path / "out", "--steps", "1000000", "--every", "3"), stdout=subprocess.PIPE,
                           text=True) as process:
@@ -90,8 +104,7 @@ def test_a_stopped_training_keeps_what_it_has_made(base, tmp_path):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
-    assert process.returncode == 0 and "memory.safetensors and memory.json" in rest
-    from safetensors.torch import load_file
+    assert process.returncode == 0 and "the same command resumes" in rest
     assert load_file(tmp_path / "out" / "memory.safetensors")["memories.0.gate"] != 0
     assert len(json.loads((tmp_path / "out" / "memory.json").read_text())["memories"]) == 1
 
@@ -106,10 +119,9 @@ def test_a_stopped_training_keeps_what_it_has_made(base, tmp_path):
     (("--text", "/none"), "/none: No such file"),
     (("--rate", "1e30", "--place", "replace", "--plus"), "the gradients are no longer numbers"),
 ])
-def test_what_cannot_work_is_named(base, tmp_path, more, said):
-    done = subprocess.run(command(base, tmp_path / "out", *more), capture_output=True, text=True)
-    assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_work_is_named(base, tmp_path, more, said, capsys):
+    assert said in train(capsys, base, tmp_path / "out", *more, status=1)[1]
+    assert not (tmp_path / "out" / "last.pt").exists() and not (tmp_path / "out" / "memory.safetensors").exists()
 
 
 def test_tables_learn_and_the_last_tenth_is_not_seen(base, tmp_path, monkeypatch):
@@ -133,3 +145,65 @@ def test_tables_learn_and_the_last_tenth_is_not_seen(base, tmp_path, monkeypatch
     torch.manual_seed(args.seed)
     untrained = retrofit.attach(transformers.LlamaForCausalLM.from_pretrained(base), args)[0][0].memory.values.weight
     assert (moved - untrained).abs().max() > 1e-2
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("more", [CASES["after"], CASES["replace"]])
+def test_a_killed_run_goes_on_to_the_same_memories(base, tmp_path, more, capsys, monkeypatch):
+    """The one that is killed has lost the steps behind its last line, and takes them again."""
+    whole, _ = train(capsys, base, tmp_path / "whole", *more, "--steps", "12", "--every", "3")
+    loss_of, losses = retrofit.loss_of, []
+
+    def killed(model, rows):
+        losses.extend([1] if torch.is_grad_enabled() else [])
+        if len(losses) == 9:
+            raise Killed
+        return loss_of(model, rows)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(retrofit, "loss_of", killed)
+        train(capsys, base, tmp_path / "parts", *more, "--steps", "12", "--every", "3")
+    parts, said = train(capsys, base, tmp_path / "parts", *more, "--steps", "12", "--every", "3")
+    assert "last.pt at step 6\n" in said and said.count("\nstep 6:") == said.count("\nstep 9:") == 1
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+    logs = [(tmp_path / run / "log.jsonl").read_text().splitlines() for run in ("whole", "parts")]
+    assert json.loads(logs[0][-1]).keys() == {"step", "loss", "valid_loss"} and logs[0][-1] == logs[1][-1]
+
+
+def test_what_changed_is_refused_or_said_when_a_run_resumes(base, tmp_path, capsys):
+    out, other = tmp_path / "out", tmp_path / "other"
+    first, _ = train(capsys, base, out, "--steps", "2")
+    kept = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "memory.safetensors").unlink()
+    last, said = train(capsys, base, out, "--steps", "2", "--layers", "1")  # the layer that was meant
+    assert "nothing left to train" in said and all(torch.equal(first[name], last[name]) for name in first)
+    assert kept == {path.name: path.read_bytes() for path in out.iterdir()}
+    shutil.copytree(base, other)
+    model = transformers.LlamaForCausalLM.from_pretrained(base)
+    model.model.norm.weight.data[0] += 1
+    model.save_pretrained(other)
+    for of, more, why in ((base, ("--n-key", "16"), "begun with --n-key 8, not 16: give that, or another --out"),
+                          (base, ("--layers", "0"), "begun with --layers 1, not 0"),
+                          (base, ("--gate", "linear"), "begun with --gate scalar, not linear"),
+                          (base, ("--seed", "3"), "begun with --seed 0, not 3"),
+                          (other, (), "beside other weights than those of BASE")):
+        assert why in train(capsys, of, out, *more, status=1)[1]
+        assert kept == {path.name: path.read_bytes() for path in out.iterdir()}
+    (tmp_path / "text").write_text(TEXT + "More.\n")
+    _, said = train(capsys, base, out, "--steps", "3", "--batch", "4", "--text", tmp_path / "text")
+    assert "--batch was 8 and is 4 now" in said and "another text than the training was begun with" in said
+    (out / "last.pt").write_bytes(b"PK")
+    assert "last.pt: no checkpoint of retrofit.py" in train(capsys, base, out, status=1)[1]
+
+
+def test_a_rate_may_be_given_anew_and_a_folder_has_one_run(base, tmp_path, capsys):
+    first, _ = train(capsys, base, tmp_path, "--steps", "2")
+    # Adam's steps are as long as the rate.
+    last, _ = train(capsys, base, tmp_path, "--steps", "3", "--rate", "1e-9")
+    assert all(torch.allclose(first[name], last[name], atol=1e-7) for name in first if "running" not in name)
+    with open(tmp_path / "log.jsonl", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert "another retrofit.py is at work there" in train(capsys, base, tmp_path, status=1)[1]
