@@ -57,42 +57,55 @@ class Retrofit(nn.Module):
 
 
 def arguments(argv):
-    parser = argparse.ArgumentParser(description="Adds memory layers to a Hugging Face model and trains them.")
-    parser.add_argument("base", metavar="BASE", help="the model's directory")
-    parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8, read with the model's tokenizer")
-    parser.add_argument("--out", required=True, metavar="OUT")
-    parser.add_argument("--layers", default="", help="numbers from 0, by commas (default: the middle one)")
-    parser.add_argument("--place", choices=PLACES, default="after")
-    parser.add_argument("--gate", choices=("none", "scalar", "linear"),
-                        help="of what a memory gives (scalar, none where it replaces a network)")
-    parser.add_argument("--n-key", type=int, default=128, help="of each half: slots are its square")
-    parser.add_argument("--n-head", type=int, default=4)
-    parser.add_argument("--k-top", type=int, default=16)
-    parser.add_argument("--d-key", type=int, default=128)
-    parser.add_argument("--plus", action="store_true", help="gated and projected values (Memory+)")
-    parser.add_argument("--d-value", type=int, help="columns of a table with --plus (default: the model's width)")
-    parser.add_argument("--shared", action="store_true", help="one table for all layers")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--every", type=int, default=100, help="steps between lines")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(argv)
-    check_range(parser, args, 1, "n_key", "n_head", "k_top", "steps", "length", "batch", "every", "d_value")
-    check_range(parser, args, 2, "d_key")
-    check_positive(parser, args, "rate")
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    ap.add_argument("base", metavar="BASE", help="directory of a Hugging Face model with model.layers and RMS norms, such\n"
+                    "as llama, mistral and qwen3; it is not changed")
+    ap.add_argument("--text", required=True, metavar="FILE", help="what to learn: UTF-8, read with the model's tokenizer")
+    ap.add_argument("--out", required=True, metavar="OUT", help="folder of the memories; resumed if it has last.pt")
+    memory = ap.add_argument_group("memories", "A resumed training keeps all of these.")
+    memory.add_argument("--layers", default="", metavar="LIST",
+                        help="layers that get one: numbers from 0, ascending, by commas (the middle layer)")
+    memory.add_argument("--place", choices=PLACES, default="after",
+                        help="replace: in place of the layer's network; beside: added to it, on the same input;\n"
+                        "after: added behind the block (after)")
+    memory.add_argument("--gate", choices=("none", "scalar", "linear"),
+                        help="of what a memory gives: scalar, a number that begins at 0; linear, the sigmoid of a\n"
+                        "linear layer (scalar; none with --place replace)")
+    memory.add_argument("--n-key", type=int, default=128, help="keys of each half; slots are its square (128)")
+    memory.add_argument("--n-head", type=int, default=4, help="heads (4)")
+    memory.add_argument("--k-top", type=int, default=16, help="slots that each head reads, at most --n-key (16)")
+    memory.add_argument("--d-key", type=int, default=128, help="width of a head's query, even (128)")
+    memory.add_argument("--plus", action="store_true", help="gated and projected values (Memory+)")
+    memory.add_argument("--d-value", type=int, help="columns of a table, with --plus (the model's width)")
+    memory.add_argument("--shared", action="store_true", help="one table for all layers")
+    memory.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the windows (0)")
+    rate = ap.add_argument_group("learning")
+    rate.add_argument("--steps", type=int, default=1000, help="steps at which training ends (1000)")
+    rate.add_argument("--length", type=int, default=256, help="tokens per window (256)")
+    rate.add_argument("--batch", type=int, default=8, help="windows per step (8)")
+    rate.add_argument("--rate", type=float, default=1e-3,
+                      help="learning rate; tables have %d times as much (0.001)" % VALUE_RATE)
+    rate.add_argument("--every", type=int, default=100, help="steps between validations and checkpoints (100)")
+    rate.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                      help="cpu, cuda or cuda:N (cuda if there is one)")
+    args = ap.parse_args(argv)
+    check_range(ap, args, 1, "n_key", "n_head", "k_top", "steps", "length", "batch", "every", "d_value")
+    check_range(ap, args, 2, "d_key")
+    check_positive(ap, args, "rate")
     if args.d_key % 2:
-        parser.error("--d-key is %d, but must be even: it has two halves" % args.d_key)
+        ap.error("--d-key is %d, but must be even: it has two halves" % args.d_key)
     if args.k_top > args.n_key:
-        parser.error("--k-top is %d, but --n-key is only %d" % (args.k_top, args.n_key))
+        ap.error("--k-top is %d, but --n-key is only %d" % (args.k_top, args.n_key))
     if args.d_value and not args.plus:
-        parser.error("--d-value goes with --plus")
+        ap.error("--d-value goes with --plus")
     if not all(i.strip().isdecimal() for i in args.layers.split(",")) and args.layers:
-        parser.error("--layers is %r, but must be numbers from 0, by commas" % args.layers)
+        ap.error("--layers is %r, but must be numbers from 0, by commas" % args.layers)
     if not os.path.isfile(os.path.join(args.base, "config.json")):
-        parser.error("BASE %s: no directory of a model, with a config.json" % args.base)
+        ap.error("BASE %s: no directory of a model, with a config.json" % args.base)
+    try:
+        torch.empty(0, device=args.device)
+    except (AssertionError, RuntimeError) as fault:
+        ap.error("--device %s: %s" % (args.device, str(fault).splitlines()[0]))
     args.gate = args.gate or ("none" if args.place == "replace" else "scalar")
     return args
 

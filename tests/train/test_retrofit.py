@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT, TRAIN
+from conftest import ROOT, TRAIN, help_gaps
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -82,6 +82,10 @@ def test_the_base_stays_as_it_is(base, tmp_path):
     assert json.loads(json.dumps(entries))[0]["layer"] == 1 and len(memories) == 1
 
 
+def test_every_option_has_a_help_text(monkeypatch):
+    assert help_gaps(monkeypatch, lambda: retrofit.arguments([])) == []
+
+
 def command(base, out, *more):
     return [sys.executable, TRAIN / "retrofit.py", base, "--text", base / "text.txt", "--out", out, *SMALL, *more]
 
@@ -117,6 +121,7 @@ def test_a_stopped_training_keeps_what_it_has_made(base, tmp_path):
     (("--layers", "7"), "--layers 7: ascending numbers 0 .. 1 expected"),
     (("--length", "200"), "--length is 200, but the base has 128 positions"),
     (("--text", "/none"), "/none: No such file"),
+    (("--device", "abacus"), "--device abacus: "),
     (("--rate", "1e30", "--place", "replace", "--plus"), "the gradients are no longer numbers"),
 ])
 def test_what_cannot_work_is_named(base, tmp_path, more, said, capsys):
