@@ -17,8 +17,8 @@ class Batches:
     The position is the step number, so there is nothing else to save. Every second window starts
     with bos, as a prompt does: it is moved on to the next bos in the file, which ends a document,
     or has bos in place of its first token where there is none near. The others start anywhere.
-    Every LONG-th step has half as many windows of twice the length, if there are positions for
-    them: that is enough to learn the far positions, and short windows cost less.
+    Every LONG-th step has half as many windows, rounded up, of twice the length, if there are
+    positions for them: that is enough to learn the far positions, and short windows cost less.
 
     The tokens lie on the device, and a batch is gathered there.
     """
@@ -32,7 +32,7 @@ class Batches:
         self.n_window = (len(ids) - 1) // n_tok
         # A window that is moved on, or has twice the length, reaches into the next two.
         self.n_train = self.n_window - 2
-        self.has_long = 2 * n_tok <= n_pos and n_seq % 2 == 0
+        self.has_long = 2 * n_tok <= n_pos
         starts = np.arange(self.n_window) * n_tok
         ends = np.flatnonzero(ids == bos)
         nearest = np.append(ends, len(ids))[np.searchsorted(ends, starts)]
@@ -110,6 +110,10 @@ class Windows:
                                     config["bos_token_id"], args.seed, config["max_position"],
                                     args.device)
         self.batches = make("train.bin")
+        longest = args.n_tok * (2 if self.batches.has_long else 1)
+        if longest < config["max_position"]:
+            print(f"--n-tok is {args.n_tok}: windows have {longest} tokens at most, so the model's positions from "
+                  f"{longest} to {config['max_position'] - 1} are not trained", file=sys.stderr)
         names = sorted(name for name in os.listdir(args.data)
                        if name.startswith("valid") and name.endswith(".bin"))
         if not names:

@@ -311,7 +311,9 @@ def test_every_option_has_a_help_text(monkeypatch, name):
     assert help_gaps(monkeypatch, importlib.import_module(name).main) == []
 
 
-def test_batches_begin_with_bos_in_every_second_window(tmp_path):
+@pytest.mark.parametrize("n_seq", [4, 3, 1])
+def test_batches_begin_with_bos_in_every_second_window(tmp_path, n_seq):
+    """And every eighth has long windows, half as many, also of an odd number."""
     import numpy as np
 
     from windows import Batches
@@ -319,11 +321,11 @@ def test_batches_begin_with_bos_in_every_second_window(tmp_path):
     ids = np.arange(4, 2004) % 90 + 4
     ids[::37] = 1
     ids.astype("<u2").tofile(tmp_path / "train.bin")
-    batches = Batches(tmp_path / "train.bin", 16, 4, 1, 7, 32, "cpu")
+    batches = Batches(tmp_path / "train.bin", 16, n_seq, 1, 7, 32, "cpu")
     stream = torch.from_numpy(ids)
     for step in range(80):
         rows, targets = batches.train(step)
-        assert rows.shape == ((2, 32) if step % 8 == 7 else (4, 16))
+        assert rows.shape == (((n_seq + 1) // 2, 32) if step % 8 == 7 else (n_seq, 16))
         assert torch.equal(rows[:, 1:], targets[:, :-1])
         n_bos = sum(int(row[0]) == 1 for row in rows)
         assert n_bos >= len(rows) // 2

@@ -32,6 +32,16 @@ def test_every_second_window_is_moved_on_to_the_next_document(tmp_path):
     assert len({place for _, place in moved}) > 20
 
 
+@pytest.mark.parametrize("n_pos, longest", [(16, None), (31, 16), (32, None), (64, 32)])
+def test_positions_that_no_window_reaches_are_named(tmp_path, capsys, n_pos, longest):
+    for name in ("train.bin", "valid.bin"):
+        np.ones(100, "<u2").tofile(tmp_path / name)
+    args = SimpleNamespace(data=str(tmp_path), n_tok=16, batch=3, seed=1, device="cpu")
+    windows.Windows(args, SimpleNamespace(config={"max_position": n_pos, "bos_token_id": 1, "vocab_size": 2}))
+    said = capsys.readouterr().err
+    assert said == "" if longest is None else f"positions from {longest} to {n_pos - 1} are not trained" in said
+
+
 def test_use_of_a_memory_is_counted_by_weight():
     count = windows.SlotCount(8)
     count(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]]))
