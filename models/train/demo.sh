@@ -20,7 +20,7 @@ python=${PYTHON:-python3}
 # Freed memory stays in the process: without this a tenth of the time on a CPU goes into page faults.
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=16000000000
 mkdir -p "$run"
-[ -f "$run/data/train.bin" ] ||
+[ -f "$run/data/meta.json" ] ||
     "$python" "$here/demo_data.py" --stories "$data/stories" --books "$data/books" --out "$run/data"
 
 twins=()

@@ -93,7 +93,6 @@ def main():
         sample = "\n".join(tales[::2] + sentences + books[::8])
         train_tokenizer(sample, args.vocab_size, len(sample) * 4, args.seed, model_path, args.threads)
     sp = read_tokenizer(model_path)
-    write_meta(args.out, sp)
 
     kinds = {"stories": (encode_all(sp, tales, args.threads), args.story_times),
              "books": (encode_all(sp, books, args.threads), 1)}
@@ -118,8 +117,9 @@ def main():
         ids = np.concatenate([np.array([EOS], "<u2")] + encode_all(sp, texts, args.threads))
         write_ids(os.path.join(args.out, name), ids)
         print(f"{name}: {len(ids)} tokens")
-    write_ids(os.path.join(args.out, "train.bin"), train)  # The last, by which demo.sh knows that all are there.
+    write_ids(os.path.join(args.out, "train.bin"), train)
     print(f"train.bin: {len(train)} tokens")
+    write_meta(args.out, sp)  # The last, by which demo.sh knows that all are there.
 
 
 if __name__ == "__main__":

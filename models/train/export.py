@@ -19,7 +19,7 @@ import checkpoint
 import config as configuration
 import logprobs
 from all_attention import AllAttention
-from files import check_at_most, check_positive, check_range, copy_whole, run, whole_file
+from files import check_at_most, check_positive, check_range, copy_whole, file_hash, run, whole_file
 from memory_llama import MemoryLlama
 from model import Transformer
 from tokenizer_json import read_model as read_tokenizer
@@ -92,20 +92,28 @@ def read_checkpoint(path):
     return checkpoint.read(path, {"model", "config", "step"}, "train.py")
 
 
-def load_checkpoint(path):
-    """-> the model of a last.pt, in fp32, ready for inference"""
+def load_checkpoint(path, tokenizer):
+    """-> the model of a last.pt, in fp32, ready for inference; tokenizer: the file that is meant to be its"""
     state = read_checkpoint(path)
+    check_tokenizer(state, path, tokenizer)
     model = FAMILIES[state["config"]["model_type"]](state["config"])
     model.load_state_dict(state["model"])
     return model.eval()
 
 
-def check_tokenizer(config, path):
-    """The pieces must be those of the model's tokens, as far as their number tells."""
-    n_piece = len(read_tokenizer(path))
-    if n_piece != config["vocab_size"]:
-        raise SystemExit(f"--tokenizer {path}: it has {n_piece} pieces, but the model's vocab_size is "
-                         f"{config['vocab_size']}: give the tokenizer.model of the data that it was trained on")
+def check_tokenizer(state, path, tokenizer):
+    """The tokenizer must be that of the tokens on which the checkpoint in `path` was trained."""
+    n_piece, due = len(read_tokenizer(tokenizer)), state.get("task", {}).get("tokenizer")
+    if n_piece != state["config"]["vocab_size"]:
+        raise SystemExit(f"--tokenizer {tokenizer}: it has {n_piece} pieces, but the model's vocab_size is "
+                         f"{state['config']['vocab_size']}: give the tokenizer.model of the data that it was trained on")
+    if due is None:
+        print(f"{path} does not say with which tokenizer it was trained: of {tokenizer} the number of pieces alone was "
+              "compared", file=sys.stderr)
+    elif file_hash(tokenizer) != due:
+        raise SystemExit(f"--tokenizer {tokenizer}: {path} was trained with another one of as many pieces, so what it "
+                         f"says would be read as other words: give the tokenizer.model of its data, which were in "
+                         f"{state['args']['data']}; its SHA-256 is {due}")
 
 
 def save_tokenizer(folder, config, tokenizer):
@@ -127,8 +135,6 @@ def write_json(folder, name, content):
 def export(state, tokenizer, folder, dtype, value_dtype, sampling, program=None):
     """-> what the converter's writer says of the file"""
     config = state["config"]
-    if config.get("tokenizer") != "byte":
-        check_tokenizer(config, tokenizer)
     os.makedirs(folder, exist_ok=True)
     write_json(folder, "config.json", config)
     save_tokenizer(folder, config, tokenizer)
@@ -167,8 +173,10 @@ def main():
     check_positive(ap, args, "top_p", "repetition_penalty")
     check_at_most(ap, args, temperature=2, top_p=1, repetition_penalty=10)
     state = read_checkpoint(args.checkpoint)
-    if args.tokenizer is None and state["config"].get("tokenizer") != "byte":
-        ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
+    if state["config"].get("tokenizer") != "byte":
+        if args.tokenizer is None:
+            ap.error("--tokenizer is needed: the model's tokens are SentencePiece's")
+        check_tokenizer(state, args.checkpoint, args.tokenizer)
     sampling = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     try:
         done = export(state, args.tokenizer, args.out, args.dtype, args.values or args.dtype, sampling,

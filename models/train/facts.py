@@ -95,7 +95,7 @@ def main():
     asked = list(questions(world.read_facts(args.facts), args.n, args.seed, args.wording))
     for path in args.model:
         folder = os.path.isdir(path)
-        model = (load_model(path) if folder else load_checkpoint(path)).to(args.device)
+        model = (load_model(path) if folder else load_checkpoint(path, args.tokenizer)).to(args.device)
         sp = spm.SentencePieceProcessor(
             model_file=os.path.join(path, "tokenizer.model") if folder else args.tokenizer)
         out = {"model": path, "wording": args.wording, **report(model, sp, asked, args.batch, args.device)}

@@ -2,6 +2,7 @@
 and devices said in one line.
 """
 import contextlib
+import hashlib
 import os
 
 
@@ -28,6 +29,11 @@ def copy_whole(source, path):
         content = given.read()
     with whole_file(path) as f:
         f.write(content)
+
+
+def file_hash(path):
+    with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
 
 
 def run(main):

@@ -3,9 +3,9 @@
     python prepare.py --train my.txt --out ../run/data
 
 Called once before training. Writes tokenizer.model, train.bin and valid.bin (little-endian
-uint16 ids) into the output folder. The ids start with </s> (id 1) and every document ends with
-it: a document is a work when a works table is given, a part between blank lines with --blank-lines,
-otherwise the whole file.
+uint16 ids) into the output folder, and meta.json, which says of which tokenizer the ids are. They
+start with </s> (id 1) and every document ends with it: a document is a work when a works table is
+given, a part between blank lines with --blank-lines, otherwise the whole file.
 
 Text is cut into lines before it is tokenised. The newline is a piece of its own that no other
 piece may contain, so this gives the same ids as one call over the whole text would in exact
@@ -22,7 +22,7 @@ import sys
 import numpy as np
 import sentencepiece as spm
 
-from files import check_positive, check_range, copy_whole, run, whole_file
+from files import check_positive, check_range, copy_whole, file_hash, run, whole_file
 
 EOS = 1
 
@@ -93,8 +93,11 @@ def write_ids(path, ids):
 
 
 def write_meta(folder, sp):
+    """Says which tokenizer the tokens are of. Written last: train.py compares it with tokenizer.model, so tokens of the
+    one before, which a preparation that was killed has left, are not taken for those of this one."""
+    meta = {"vocab_size": sp.vocab_size(), "tokenizer_sha256": file_hash(os.path.join(folder, "tokenizer.model"))}
     with whole_file(os.path.join(folder, "meta.json"), "w") as f:
-        json.dump({"vocab_size": sp.vocab_size()}, f)
+        json.dump(meta, f)
 
 
 def encode(sp, text, n_thread=1):
@@ -168,7 +171,6 @@ def main():
         train_tokenizer(train_text, args.vocab_size, int(args.sample_mb * 1e6), args.seed,
                         model_path, args.threads)
     sp = read_tokenizer(model_path)
-    write_meta(args.out, sp)
     for split, text in (("valid", valid_text), ("train", train_text)):
         ids = [EOS]
         for document in documents(text, args.works, split, args.blank_lines):
@@ -176,6 +178,7 @@ def main():
             ids.append(EOS)
         write_ids(os.path.join(args.out, split + ".bin"), ids)
         print(f"{split}: {len(ids)} tokens, {len(text.encode()) / len(ids):.3f} bytes per token")
+    write_meta(args.out, sp)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ SIGTERM), log.jsonl, and curves.svg at each validation. The same command resumes
 """
 import argparse
 import filecmp
-import json
 import os
 import signal
 import sys
@@ -31,7 +30,7 @@ from model import Transformer
 from muon import Muon
 from report import Reporter
 from streams import Streams
-from windows import Windows
+from windows import Windows, read_meta
 
 FAMILIES = {"pkm_transformer": (Transformer, Windows), "memory_llama": (MemoryLlama, Windows),
             "all_attention": (AllAttention, Streams)}
@@ -218,7 +217,7 @@ def make_config(args, state):
     if args.config or not state:
         path = args.config or (os.path.join(args.init, "config.json") if args.init
                                else configuration.shipped(SHIPPED[args.family]))
-        given = configuration.read(path, vocabulary(args.data))
+        given = configuration.read(path, read_meta(args.data).get("vocab_size"))
         given = configuration.without_memories(given) if args.dense else given
     if state and not given and args.dense and state["config"].get("memories"):
         raise SystemExit(f"{args.out}: last.pt has memories, but --dense was given: give another --out, or leave it out")
@@ -226,15 +225,6 @@ def make_config(args, state):
         raise SystemExit(f"{args.out}: last.pt was begun with another configuration than {args.config}"
                          f"{' --dense' if args.dense else ''}: give another --out, or leave out --config")
     return state["config"] if state else given
-
-
-def vocabulary(folder):
-    """Pieces of the data's tokenizer, or None where the data are bytes."""
-    try:
-        with open(os.path.join(folder, "meta.json"), encoding="utf-8") as f:
-            return json.load(f)["vocab_size"]
-    except FileNotFoundError:
-        return None
 
 
 def begin_with(model, args):

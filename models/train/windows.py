@@ -1,5 +1,6 @@
 """What train.py asks of models that read windows of tokens: loss and validation.
 """
+import json
 import math
 import os
 import sys
@@ -9,6 +10,31 @@ import numpy as np
 import torch
 
 from blocks import output_loss
+from files import file_hash
+
+
+def read_meta(folder):
+    """-> what prepare.py says of the tokens in a folder"""
+    path = os.path.join(folder, "meta.json")
+    try:
+        with open(path, encoding="utf-8") as f:
+            meta = json.load(f)
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        meta = None
+    if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
+        raise SystemExit(f"{path}: an object with vocab_size is expected, as prepare.py writes it: prepare the text again")
+    return meta
+
+
+def tokenizer_hash(folder):
+    """-> the SHA-256 of the tokenizer.model that the tokens in a folder are of; None where nothing tells"""
+    path, due = os.path.join(folder, "tokenizer.model"), read_meta(folder).get("tokenizer_sha256")
+    found = file_hash(path) if os.path.exists(path) else due
+    if due not in (None, found):
+        raise SystemExit(f"{path}: the tokens beside it are of another tokenizer, as meta.json says: prepare the text again")
+    return found
 
 
 class Batches:
@@ -109,6 +135,7 @@ class Windows:
         make = lambda name: Batches(os.path.join(args.data, name), args.n_tok, args.batch,
                                     config["bos_token_id"], args.seed, config["max_position"],
                                     args.device)
+        self.tokenizer = tokenizer_hash(args.data)
         self.batches = make("train.bin")
         longest = args.n_tok * (2 if self.batches.has_long else 1)
         if longest < config["max_position"]:
@@ -153,8 +180,14 @@ class Windows:
 
     def state_dict(self):
         """A batch depends on the step and the data alone."""
-        return {"train": self.batches.checksum}
+        return {"train": self.batches.checksum, "tokenizer": self.tokenizer}
 
     def load_state_dict(self, state):
+        before = state.get("tokenizer")
+        self.tokenizer = self.tokenizer or before
+        if before not in (None, self.tokenizer):
+            raise SystemExit(f"{self.args.data}: its tokenizer.model is another one than the run was begun with, so the "
+                             "tokens mean other words to the model: prepare the text with that (prepare.py "
+                             "--tokenizer), or give another --out")
         if state.get("train", self.batches.checksum) != self.batches.checksum:
             print(f"  {self.args.data}: train.bin is another text than the run was begun with", file=sys.stderr)

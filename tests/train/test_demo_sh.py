@@ -17,7 +17,7 @@ esac
 
 def test_a_twin_that_fails_ends_the_other(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.bin").touch()
+    (tmp_path / "data" / "meta.json").touch()
     python = tmp_path / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)

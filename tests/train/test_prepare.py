@@ -70,6 +70,26 @@ def test_a_tokenizer_without_a_newline_is_refused(tmp_path):
         prepare.read_tokenizer(str(tmp_path / "t.model"))
 
 
+def test_a_preparation_that_was_killed_does_not_say_whose_its_tokens_are(text, tmp_path, monkeypatch):
+    """Tokens of the tokenizer before would be read as other words."""
+    import windows
+
+    run(monkeypatch, prepare.main, "--train", text, "--vocab-size", 330, "--out", tmp_path / "a")
+    (tmp_path / "b.txt").write_text(STORIES.replace("bell", "gong"))
+    run(monkeypatch, prepare.main, "--train", tmp_path / "b.txt", "--vocab-size", 330, "--out", tmp_path / "b")
+    assert windows.tokenizer_hash(tmp_path / "a") == prepare.file_hash(tmp_path / "a" / "tokenizer.model")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "write_ids", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, prepare.main, "--train", text, "--tokenizer", tmp_path / "b" / "tokenizer.model", "--out",
+            tmp_path / "a")
+    with pytest.raises(SystemExit, match="the tokens beside it are of another tokenizer"):
+        windows.tokenizer_hash(tmp_path / "a")
+
+
 def test_a_tokenizer_that_is_there_is_kept_and_that_is_said(text, tmp_path, monkeypatch, capsys):
     run(monkeypatch, prepare.main, "--train", text, "--vocab-size", 330, "--out", tmp_path)
     before = (tmp_path / "tokenizer.model").read_bytes()

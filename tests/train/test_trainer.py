@@ -18,6 +18,10 @@ from conftest import ROOT, TRAIN, help_gaps
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentencepiece")
 
+import export  # noqa: E402
+import prepare  # noqa: E402
+import windows  # noqa: E402
+
 WORDS = ("the", "lamp", "of", "a", "house", "river", "and", "bell", "is", "kept", "near", "old", "mill")
 TINY = {"model_type": "pkm_transformer", "d_model": 32, "n_layer": 2, "n_head": 2, "d_ff": 64,
         "max_position": 64, "activation": "gelu", "norm_eps": 1e-12, "tie_output": True,
@@ -47,6 +51,12 @@ def run(script, *args, status=0):
     done = subprocess.run([sys.executable, TRAIN / script, *map(str, args)], capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     return done
+
+
+def here(monkeypatch, module, *args):
+    """Without the seconds that another process takes to begin."""
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, args)])
+    module.main()
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +210,42 @@ def test_an_export_takes_the_place_of_a_model_at_once(data, tmp_path):
     (out / "config.json").write_text(json.dumps(config | {"languages": ["en"]}))
     refused = run("evaluate.py", "--model", out, "--text", data / "my.txt", status=1)
     assert "languages is not computed here" in refused.stderr
+
+
+def test_another_tokenizer_of_as_many_pieces_is_refused(data, tmp_path, monkeypatch, capsys):
+    other, last = tmp_path / "other", tmp_path / "run" / "last.pt"
+    shutil.copytree(data, other)
+    (other / "tokenizer.model").unlink()
+    (other / "my.txt").write_text((data / "my.txt").read_text().translate(str.maketrans("lm", "ml")))
+    here(monkeypatch, prepare, "--train", other / "my.txt", "--blank-lines", "--vocab-size", 320, "--out", other)
+    metas = [json.loads((folder / "meta.json").read_text()) for folder in (data, other)]
+    assert metas[0]["vocab_size"] == metas[1]["vocab_size"]
+    train(data, tmp_path / "run", "product", "--total-steps", 2)
+    resumed = train(other, tmp_path / "run", "product", "--total-steps", 3, status=1)
+    assert f"{other}: its tokenizer.model is another one" in resumed.stderr
+    args = ("--out", tmp_path / "model", "--program", "none", "--tokenizer", other / "tokenizer.model", "--checkpoint", last)
+    with pytest.raises(SystemExit) as refused:
+        here(monkeypatch, export, *args)
+    for said in (other / "tokenizer.model", f"{last} was trained with another", f"were in {data}",
+                 metas[0]["tokenizer_sha256"]):
+        assert str(said) in str(refused.value)
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(SystemExit, match="was trained with another"):
+        export.load_checkpoint(last, other / "tokenizer.model")
+    state = torch.load(last)
+    assert state["task"].pop("tokenizer") == metas[0]["tokenizer_sha256"]
+    torch.save(state, last)  # as of before that was there
+    capsys.readouterr()
+    here(monkeypatch, export, *args)
+    assert f"{last} does not say with which tokenizer it was trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("meta", ["", "[]", '{"vocab_size": "2048"}'])
+def test_what_is_no_description_of_tokens_is_named(tmp_path, meta):
+    assert windows.read_meta(tmp_path) == {} and windows.tokenizer_hash(tmp_path) is None
+    (tmp_path / "meta.json").write_text(meta)
+    with pytest.raises(SystemExit, match="meta.json: an object with vocab_size is expected"):
+        windows.read_meta(tmp_path)
 
 
 def test_a_folder_has_one_run_at_a_time(data, tmp_path):
