@@ -1,8 +1,8 @@
 """Reads safetensors: one file, or the shards that an index names, each mapped and checked.
 
-hf.py asks a SafetensorsSource for the names of its tensors and for views of them. The header is held
-against the file before a tensor is looked at: every type, shape and offset, that tensors neither overlap
-nor leave gaps, and that index and shards name the same tensors.
+hf.py asks a SafetensorsSource for the names of its tensors and for views of them, the trainer a Shard. The
+header is held against the file before a tensor is looked at: every type, shape and offset, that tensors
+neither overlap nor leave gaps, and that index and shards name the same tensors.
 """
 
 import json
@@ -38,14 +38,18 @@ def _integer(digits):
 class Entry:
     """A tensor as the checked header describes it."""
 
-    __slots__ = ("shard", "dtype", "shape", "begin")
+    __slots__ = ("shard", "dtype", "shape", "begin", "size")
 
-    def __init__(self, shard, dtype, shape, begin):
-        self.shard, self.dtype, self.shape, self.begin = shard, dtype, shape, begin
+    def __init__(self, shard, dtype, shape, begin, size):
+        self.shard, self.dtype, self.shape, self.begin, self.size = shard, dtype, shape, begin, size
+
+    def bytes(self):
+        """A read-only view of the mapped file."""
+        return memoryview(self.shard.data)[self.begin:self.begin + self.size]
 
 
 class Shard:
-    """One mapped file. .entries: {name: Entry}"""
+    """One mapped file. .entries: {name: Entry}; .metadata: {name: text}"""
 
     def __init__(self, path):
         self.name = os.path.basename(path)
@@ -76,7 +80,10 @@ class Shard:
             self.refuse("its header is not JSON: %s" % fault)
         if not isinstance(header, dict):
             self.refuse("its header is no object: %s" % show(header))
-        header.pop("__metadata__", None)
+        self.metadata = header.pop("__metadata__", None)
+        self.metadata = {} if self.metadata is None else self.metadata
+        if not isinstance(self.metadata, dict) or not all(isinstance(text, str) for text in self.metadata.values()):
+            self.refuse("its __metadata__ is no object of texts: %s" % show(self.metadata))
         spans = []
         entries = {name: self.read_entry(name, entry, spans) for name, entry in header.items()}
         reached, before = 0, None
@@ -107,7 +114,7 @@ class Shard:
             self.refuse("tensor '%s': shape %s of %s takes %d bytes, data_offsets are %s"
                         % (name, show(shape), dtype, size // 8, show(offsets)))
         spans.append((*offsets, name))
-        return Entry(self, dtype, tuple(shape), self.base + offsets[0])
+        return Entry(self, dtype, tuple(shape), self.base + offsets[0], size // 8)
 
 
 class SafetensorsSource:

@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import struct
 import sys
 
@@ -28,7 +29,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from export import load_model
+from export import load_model, open_safetensors
 from files import check_positive, check_range, run, whole_file
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
@@ -40,29 +41,6 @@ SLOTS_FORMAT, OVERLAY_FORMAT = "pkmserve-slots-1", "pkmserve-overlay-1"
 
 # ---- files -----------------------------------------------------------------------------------------
 
-class File:
-    """A safetensors file: its header, and the bytes of its tensors on demand."""
-
-    def __init__(self, path):
-        self.path = path
-        with open(path, "rb") as f:
-            try:
-                size, = struct.unpack("<Q", f.read(8))
-                if size > os.path.getsize(path):
-                    raise ValueError
-                self.header = json.loads(f.read(size))
-            except (struct.error, ValueError):
-                raise SystemExit(f"{path}: no safetensors file") from None
-        self.begin = 8 + size
-        self.metadata = self.header.pop("__metadata__", {})
-
-    def data(self, name):
-        first, end = self.header[name]["data_offsets"]
-        with open(self.path, "rb") as f:
-            f.seek(self.begin + first)
-            return f.read(end - first)
-
-
 def is_table(name):
     return name.startswith("memories.") and (".values." in name or ".experts." in name)
 
@@ -70,31 +48,40 @@ def is_table(name):
 def identity(file):
     """What files of counts and lists of slots call their model (models/README.md)."""
     sum = hashlib.sha256()
-    for name in sorted(file.header):
+    for name in sorted(file.entries):
         if not is_table(name):
             sum.update(name.encode() + b"\0")
-            sum.update(file.data(name))
+            sum.update(file.entries[name].bytes())
     return sum.hexdigest()
 
 
 def base_hash(file, table):
     """What an overlay calls the table that it is made for, as `pkmserve inspect --hash` prints it."""
-    sum = hashlib.sha256(file.data(table))
-    if table + ".scale" in file.header:
-        sum.update(file.data(table + ".scale"))
+    sum = hashlib.sha256(file.entries[table].bytes())
+    if table + ".scale" in file.entries:
+        sum.update(file.entries[table + ".scale"].bytes())
     return sum.hexdigest()
 
 
 def read_slots(path, model):
     """-> {memory: its slots}; refuses a list of another model"""
-    file = File(path)
+    file = open_safetensors(path)
     if file.metadata.get("format") != SLOTS_FORMAT:
         raise SystemExit(f"{path}: no list of slots: its format is {file.metadata.get('format')!r}")
     if file.metadata.get("model") != model:
         raise SystemExit(f"{path}: a list of slots of another model: its SHA-256 is {file.metadata.get('model')}, "
                          f"the model's is {model}")
-    return {int(name.split(".")[1]): torch.from_numpy(np.frombuffer(file.data(name), "<i4").astype("i8"))
-            for name in file.header if name.endswith(".slots")}
+    slots = {}
+    for name, entry in file.entries.items():
+        memory = re.fullmatch(r"memories\.(\d{1,4})\.slots", name, re.ASCII)
+        if memory and entry.dtype == "I32" and len(entry.shape) == 1:
+            slots[int(memory[1])] = torch.from_numpy(np.frombuffer(entry.bytes(), "<i4").astype("i8"))
+        elif name.endswith(".slots"):
+            raise SystemExit(f"{path}: tensor '{name}' of {entry.dtype} with {len(entry.shape)} dimensions: "
+                             "memories.N.slots of I32 with one is expected")
+    if not slots:
+        raise SystemExit(f"{path}: a list without slots")
+    return slots
 
 
 def read_line(where, line):
@@ -175,6 +162,9 @@ def add_edits(model, slots):
     for m, listed in slots.items():
         if m >= len(memories) or memories[m].owner:
             raise SystemExit(f"memory {m} has no table of its own in this model")
+        n_slot = memories[m].n_slot
+        if len(listed) == 0 or listed[0] < 0 or listed[-1] >= n_slot or not (listed[:-1] < listed[1:]).all():
+            raise SystemExit(f"memory {m}: ascending slots from 0 to {n_slot - 1} are expected, at least one")
         edits[m] = Edit(memories[m].table().data, listed)
     for memory in memories:
         owner = memory
@@ -296,7 +286,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
 
-    weights = File(os.path.join(args.model, "model.safetensors"))
+    weights = open_safetensors(os.path.join(args.model, "model.safetensors"))
     slots = read_slots(args.slots, identity(weights))
     model = load_model(args.model)
     taught = lessons(model, args.model, read_texts(args.texts))
@@ -304,7 +294,7 @@ def main():
     course = train(model, edits, taught, args.steps, args.rate, args.until, args.batch)
 
     names = {m: f"memories.{list(model.memories)[m]}.values.weight" for m in edits}
-    dtypes = {m: weights.header[name]["dtype"] for m, name in names.items()}
+    dtypes = {m: weights.entries[name].dtype for m, name in names.items()}
     dtypes = {m: dtype if dtype in ("BF16", "F16") else "F32" for m, dtype in dtypes.items()}
     hashes = {m: base_hash(weights, name) for m, name in names.items()}
     metadata = {"format": OVERLAY_FORMAT, "mode": "replace", **({"note": args.note} if args.note else {})}

@@ -9,7 +9,6 @@ see models/README.md.
 import argparse
 import json
 import os
-import struct
 import sys
 
 import numpy as np
@@ -29,37 +28,41 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pard
 
 import identity  # noqa: E402
 import safetensors_file  # noqa: E402
-from fault import Refused  # noqa: E402
+import safetensors_source  # noqa: E402
+from fault import Refused, one_line  # noqa: E402
 
 FAMILIES = {"pkm_transformer": Transformer, "memory_llama": MemoryLlama,
             "all_attention": AllAttention}
+READ = {"F32": "<f4", "F16": "<f2", "I8": "i1"}
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+def open_safetensors(path):
+    """-> the file's tensors, the header checked: a Shard of the converter"""
+    try:
+        return safetensors_source.Shard(path)
+    except Refused as e:
+        raise SystemExit(f"{path}: no safetensors file that can be read: {one_line(e)}") from None
 
 
 def load_safetensors(path):
     """-> dict of fp32 tensors"""
-    with open(path, "rb") as f:
-        size, = struct.unpack("<Q", f.read(8))
-        header, data = json.loads(f.read(size)), f.read()
     tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        blob = data[slice(*entry["data_offsets"])]
-        if entry["dtype"] == "BF16":
+    for name, entry in open_safetensors(path).entries.items():
+        if entry.dtype == "BF16":
             # A bfloat16 is the upper half of a float.
-            array = (np.frombuffer(blob, "<u2").astype("<u4") << 16).view("<f4")
-        elif entry["dtype"] == "F16":
-            array = np.frombuffer(blob, "<f2").astype("<f4")
-        elif entry["dtype"] == "I8":
-            array = np.frombuffer(blob, "i1").astype("<f4")
-        elif entry["dtype"] == "F32":
-            array = np.frombuffer(blob, "<f4").copy()
+            array = (np.frombuffer(entry.bytes(), "<u2").astype("<u4") << 16).view("<f4")
+        elif entry.dtype in READ:
+            array = np.frombuffer(entry.bytes(), READ[entry.dtype]).astype("<f4")
         else:
-            raise SystemExit(f"{path}: tensor '{name}' is of type {entry['dtype']}; read here are F32, BF16, F16 and I8")
-        tensors[name] = torch.from_numpy(array).view(entry["shape"])
+            raise SystemExit(f"{path}: tensor '{name}' is of type {entry.dtype}; read here are F32, BF16, F16 and I8")
+        tensors[name] = torch.from_numpy(array).view(entry.shape)
     for name in [name for name in tensors if name.endswith(".scale")]:
-        tensors[name[:-len(".scale")]] *= tensors.pop(name)[:, None]
+        table, scale = name[:-len(".scale")], tensors.pop(name)
+        if table not in tensors or scale.shape != tensors[table].shape[:1]:
+            raise SystemExit(f"{path}: tensor '{name}' scales no rows: '{table}' "
+                             f"{'has others' if table in tensors else 'is missing'}")
+        tensors[table] *= scale[:, None]
     return tensors
 
 

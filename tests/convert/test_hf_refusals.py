@@ -136,6 +136,7 @@ def entry(name="lm_head.weight", **changes):
 @pytest.mark.parametrize("header, words", [
     (b"", ["not JSON"]), (b"[]", ["no object"]), (b"{}", ["take 0 bytes"]), (b'{"a": 1, "a": 1}', ["twice"]),
     (b'{"a": 1}', ["'a'", "shape", "None"]), (b"[" * 100000, ["not JSON"]),
+    (b'{"__metadata__": {"a": 1}}', ["__metadata__ is no object of texts"]),
     (b'{"a": {"dtype": "F32", "dtype": "F32"}}', ["twice"]),
     (entry(dtype="F31"), ["lm_head.weight", "'F31'"]), (entry(dtype=3), ["lm_head.weight", "3 is no type"]),
     (entry(dtype=["F32"]), ["lm_head.weight", "['F32'] is no type"]),

@@ -1,6 +1,8 @@
 """models/train/edit.py: changes of rows are read as a changed table would be, and files name their model."""
 
+import json
 import os
+import struct
 import subprocess
 
 import pytest
@@ -11,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sentencepiece")
 
 import edit  # noqa: E402
+import export  # noqa: E402
 from memory import Memory  # noqa: E402
 
 PROGRAM = os.environ.get("PKMSERVE", str(ROOT / "build" / "pkmserve"))
@@ -45,12 +48,87 @@ def test_lists_of_slots_of_another_model_are_refused(tmp_path):
         subprocess.run([PROGRAM, "memory", "count", "--model", demo, path, "-o", out], check=True, capture_output=True)
     subprocess.run([PROGRAM, "memory", "rank", counts, "--background", tmp_path / "d", "--top", "9", "-o", slots],
                    check=True, capture_output=True)
-    listed = edit.read_slots(str(slots), edit.identity(edit.File(demo / "model.safetensors")))
+    listed = edit.read_slots(str(slots), edit.identity(edit.open_safetensors(demo / "model.safetensors")))
     assert sum(map(len, listed.values())) == 9
     with pytest.raises(SystemExit, match="of another model"):
         edit.read_slots(str(slots), "0" * 64)
     with pytest.raises(SystemExit, match="no list of slots"):
         edit.read_slots(str(counts), "0" * 64)
+
+
+def safetensors(header, data=b"", size=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if size is None else size) + text + data
+
+
+ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"", "shorter than the 8 bytes"),
+    (safetensors(b"{}", size=1 << 60), "a header of 1152921504606846976 bytes"),
+    (safetensors(b"{"), "not JSON"),
+    (safetensors(b"[" * 100000), "not JSON"),
+    (safetensors([ONE]), "no object"),
+    (safetensors(b'{"a": %s, "a": %s}' % ((json.dumps(ONE).encode(),) * 2), bytes(8)), "a key twice"),
+    (safetensors({"__metadata__": {"format": 3}}), "no object of texts"),
+    (safetensors({"__metadata__": "x"}), "no object of texts"),
+    (safetensors({"a": [1]}), "counts expected"),
+    (safetensors({"a": ONE | {"dtype": ["F32"]}}, bytes(8)), "no type of safetensors"),
+    (safetensors({"a": ONE | {"shape": [-2]}}, bytes(8)), "counts expected"),
+    (safetensors({"a": ONE | {"shape": [1 << 62, 1 << 62]}}, bytes(8)), "data_offsets are"),
+    (safetensors({"a": ONE | {"data_offsets": [8, 0]}}, bytes(8)), "data_offsets are"),
+    (safetensors({"a": ONE, "b": ONE}, bytes(8)), "begins at byte 0"),
+    (safetensors({"a": ONE | {"data_offsets": [8, 16]}}, bytes(16)), "begins at byte 8"),
+    (safetensors({"a": ONE}, bytes(7)), "but 7 are there"),
+    (safetensors({"a": ONE}, bytes(9)), "but 9 are there"),
+])
+def test_hostile_headers_are_refused(tmp_path, content, said):
+    """By both who read weights and who reads lists of slots."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    for read in (export.load_safetensors, lambda path: edit.read_slots(path, "0" * 64)):
+        with pytest.raises(SystemExit, match="model.safetensors: no safetensors file that can be read: .*" + said):
+            read(path)
+
+
+@pytest.mark.parametrize("header, n_byte, said", [
+    ({"a": ONE | {"dtype": "F64", "shape": [1]}}, 8, "'a' is of type F64"),
+    ({"a.scale": ONE}, 8, "'a' is missing"),
+    ({"a.scale": ONE, "a": {"dtype": "I8", "shape": [3, 1], "data_offsets": [8, 11]}}, 11, "'a' has others"),
+])
+def test_tensors_that_are_not_read_are_named(tmp_path, header, n_byte, said):
+    (tmp_path / "m").write_bytes(safetensors(header, bytes(n_byte)))
+    with pytest.raises(SystemExit, match=said):
+        export.load_safetensors(tmp_path / "m")
+
+
+def test_types_are_widened(tmp_path):
+    header = {"f": ONE, "h": {"dtype": "F16", "shape": [1], "data_offsets": [8, 10]},
+              "b": {"dtype": "BF16", "shape": [1, 1], "data_offsets": [10, 12]},
+              "i.scale": {"dtype": "F32", "shape": [2], "data_offsets": [12, 20]},
+              "i": {"dtype": "I8", "shape": [2, 1], "data_offsets": [20, 22]},
+              "e": {"dtype": "F32", "shape": [0, 3], "data_offsets": [22, 22]}}
+    data = struct.pack("<2f", 1.5, -2) + struct.pack("<e", 0.25) + b"\x40\x40" + struct.pack("<2f2b", 0.5, 2, -3, 4)
+    (tmp_path / "m").write_bytes(safetensors(header, data))
+    found = {name: tensor.tolist() for name, tensor in export.load_safetensors(tmp_path / "m").items()}
+    assert found == {"f": [1.5, -2], "h": [0.25], "b": [[3.0]], "i": [[-1.5], [8.0]], "e": []}
+
+
+@pytest.mark.parametrize("slots, more, said", [
+    ([2, 2], {}, "ascending slots from 0 to 15"), ([3, 1], {}, "ascending slots"), ([-1, 3], {}, "ascending slots"),
+    ([3, 16], {}, "ascending slots from 0 to 15"), ([3, 4], {"dtype": "F32"}, "of F32 with 1 dimensions"),
+    ([3, 4], {"shape": [1, 2]}, "of I32 with 2 dimensions"), ([3, 4], None, "a list without slots"),
+])
+def test_slots_that_no_overlay_can_have_are_refused(tmp_path, slots, more, said):
+    header = {"__metadata__": {"format": edit.SLOTS_FORMAT, "model": "m"}}
+    if more is not None:
+        header["memories.0.slots"] = ONE | {"dtype": "I32"} | more
+    (tmp_path / "s").write_bytes(safetensors(header, struct.pack("<2i", *slots) if more is not None else b""))
+    model = torch.nn.Module()
+    model.memories = {"0_in": Memory(6, SHAPE)}
+    with pytest.raises(SystemExit, match=said):
+        edit.add_edits(model, edit.read_slots(tmp_path / "s", "m"))
 
 
 def test_a_prompt_is_read_and_not_learned(tmp_path):
@@ -91,7 +169,7 @@ def test_texts_and_lists_that_are_none_are_named(tmp_path, capsys):
         edit.read_texts([str(tmp_path / "t.jsonl")])
     for content in (b"", b"some text that is long enough"):
         (tmp_path / "slots").write_bytes(content)
-        with pytest.raises(SystemExit, match="slots: no safetensors file"):
+        with pytest.raises(SystemExit, match="slots: no safetensors file that can be read"):
             edit.read_slots(str(tmp_path / "slots"), "0" * 64)
 
     class Short:
