@@ -13,8 +13,8 @@ import os
 import numpy as np
 
 import world
-from files import check_range, run
-from prepare import EOS, documents, encode, read_text, read_tokenizer, train_tokenizer, write_ids, write_meta
+from files import check_range, read_text, run
+from prepare import EOS, documents, encode, read_tokenizer, train_tokenizer, write_ids, write_meta
 
 BOOK_LINES = 4  # paragraphs of a book to a document
 

@@ -30,7 +30,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from export import load_model, open_safetensors
-from files import check_positive, check_range, run, whole_file
+from files import check_positive, check_range, read_text, run, whole_file
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
 
@@ -99,11 +99,11 @@ def read_texts(paths):
     """-> pairs: a text, and the beginning of it that is not learned"""
     texts = []
     for path in paths:
-        with open(path, encoding="utf-8") as f:
-            if path.endswith(".jsonl"):
-                texts += [read_line(f"{path}:{n}", line) for n, line in enumerate(f, 1) if line.strip()]
-            else:
-                texts.append((f.read(), ""))
+        text = read_text(path)
+        if path.endswith(".jsonl"):
+            texts += [read_line(f"{path}:{n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        else:
+            texts.append((text, ""))
     for text, prompt in texts:
         if not text.startswith(prompt):
             raise SystemExit(f"a text must begin with its prompt {prompt!r}: {text!r}")

@@ -21,9 +21,8 @@ import torch
 
 from all_attention import AllAttention
 from export import load_model
-from files import check_range, run
+from files import check_range, read_text, run
 from logprobs import logprobs, stream_logprobs
-from prepare import read_text
 from windows import count_figures, slot_counts
 
 

@@ -3,6 +3,7 @@ and devices said in one line.
 """
 import contextlib
 import hashlib
+import lzma
 import os
 
 
@@ -29,6 +30,16 @@ def copy_whole(source, path):
         content = given.read()
     with whole_file(path) as f:
         f.write(content)
+
+
+def read_text(path, newline=""):
+    """A text in UTF-8, .txt or .txt.xz. Line ends are kept, as the server keeps them; newline=None: "\\n" for each."""
+    opener = lzma.open if str(path).endswith(".xz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8", newline=newline) as f:
+            return f.read()
+    except (UnicodeDecodeError, lzma.LZMAError, EOFError) as e:
+        raise SystemExit(f"{path}: no text in UTF-8, or no whole .xz file: {e}") from None
 
 
 def file_hash(path):

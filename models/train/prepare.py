@@ -14,7 +14,6 @@ arithmetic, without the rounding of a score summed over a whole book.
 import argparse
 import io
 import json
-import lzma
 import os
 import random
 import sys
@@ -22,18 +21,9 @@ import sys
 import numpy as np
 import sentencepiece as spm
 
-from files import check_positive, check_range, copy_whole, file_hash, run, whole_file
+from files import check_positive, check_range, copy_whole, file_hash, read_text, run, whole_file
 
 EOS = 1
-
-
-def read_text(path):
-    opener = lzma.open if path.endswith(".xz") else open
-    try:
-        with opener(path, "rt", encoding="utf-8", newline="") as f:
-            return f.read()
-    except (UnicodeDecodeError, lzma.LZMAError, EOFError) as e:
-        raise SystemExit(f"{path}: no text in UTF-8, or no whole .xz file: {e}") from None
 
 
 def train_tokenizer(text, vocab_size, sample_bytes, seed, out_path, n_thread):

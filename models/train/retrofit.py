@@ -23,7 +23,7 @@ import torch.nn as nn
 import transformers
 
 import checkpoint
-from files import check_positive, check_range, run, whole_file
+from files import check_positive, check_range, read_text, run, whole_file
 from memory import Memory
 
 VALUE_RATE = 3  # of the tables' learning rate and the others': each row gets few gradients
@@ -60,7 +60,7 @@ def arguments(argv):
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     ap.add_argument("base", metavar="BASE", help="directory of a Hugging Face model with model.layers and RMS norms, such\n"
                     "as llama, mistral and qwen3; it is not changed")
-    ap.add_argument("--text", required=True, metavar="FILE", help="what to learn: UTF-8, read with the model's tokenizer")
+    ap.add_argument("--text", required=True, metavar="FILE", help="what to learn: .txt or .txt.xz in UTF-8, read with the\nmodel's tokenizer")
     ap.add_argument("--out", required=True, metavar="OUT", help="folder of the memories; resumed if it has last.pt")
     memory = ap.add_argument_group("memories", "A resumed training keeps all of these.")
     memory.add_argument("--layers", default="", metavar="LIST",
@@ -112,12 +112,7 @@ def arguments(argv):
 
 def read_ids(base, path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    with open(path, encoding="utf-8") as file:
-        try:
-            text = file.read()
-        except UnicodeDecodeError as fault:
-            sys.exit("retrofit: --text %s: no UTF-8: %s" % (path, fault))
-        return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return torch.tensor(tokenizer(read_text(path, newline=None), add_special_tokens=False)["input_ids"])
 
 
 def attach(model, args):

@@ -163,6 +163,18 @@ def test_a_prompt_is_read_and_not_learned(tmp_path):
         edit.lessons(model, demo, [("The lamp", "The lamp")])
 
 
+def test_texts_are_read_as_the_program_reads_them(tmp_path):
+    """`pkmserve memory count` keeps line ends, so rows of the tokens that it counts are trained."""
+    (tmp_path / "t.txt").write_bytes(b"One\r\ntwo\rthree\n")
+    (tmp_path / "t.jsonl").write_bytes('{"text": "a\u2028\\r\\nb"}\r\n\r\n{"text": "c"}'.encode())
+    assert edit.read_texts([str(tmp_path / "t.txt"), str(tmp_path / "t.jsonl")]) == [
+        ("One\r\ntwo\rthree\n", ""), ("a\u2028\r\nb", ""), ("c", "")]
+    for name in ("x.txt", "x.jsonl", "x.txt.xz"):
+        (tmp_path / name).write_bytes(b"a\xff\n")
+        with pytest.raises(SystemExit, match=f"{name}: no text in UTF-8"):
+            edit.read_texts([str(tmp_path / name)])
+
+
 def test_texts_and_lists_that_are_none_are_named(tmp_path, capsys):
     (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
     with pytest.raises(SystemExit, match="t.jsonl:2: an object is expected"):

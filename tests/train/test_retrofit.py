@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import lzma
 import shutil
 import signal
 import subprocess
@@ -82,6 +83,12 @@ def test_the_base_stays_as_it_is(base, tmp_path):
     assert json.loads(json.dumps(entries))[0]["layer"] == 1 and len(memories) == 1
 
 
+def test_a_text_may_be_packed_and_have_other_line_ends(base, tmp_path):
+    with lzma.open(tmp_path / "text.xz", "wb") as file:
+        file.write(TEXT.replace("\n", "\r\n").encode())
+    assert torch.equal(retrofit.read_ids(base, str(tmp_path / "text.xz")), retrofit.read_ids(base, str(base / "text.txt")))
+
+
 def test_every_option_has_a_help_text(monkeypatch):
     assert help_gaps(monkeypatch, lambda: retrofit.arguments([])) == []
 
@@ -122,6 +129,7 @@ def test_a_stopped_training_keeps_what_it_has_made(base, tmp_path):
     (("--length", "200"), "--length is 200, but the base has 128 positions"),
     (("--text", "/none"), "/none: No such file"),
     (("--device", "abacus"), "--device abacus: "),
+    (("--text", __file__.replace("test_retrofit.py", "../page/pictures/now-dark.png")), "now-dark.png: no text in UTF-8"),
     (("--rate", "1e30", "--place", "replace", "--plus"), "the gradients are no longer numbers"),
 ])
 def test_what_cannot_work_is_named(base, tmp_path, more, said, capsys):
