@@ -18,7 +18,7 @@ import checkpoint
 import config as configuration
 import logprobs
 from all_attention import AllAttention
-from files import check_at_most, check_positive, check_range, copy_whole, file_hash, run, whole_file
+from files import check_at_most, check_positive, check_range, copy_whole, file_hash, read_object, run, whole_file
 from memory_llama import MemoryLlama
 from model import Transformer
 from tokenizer_json import read_model as read_tokenizer
@@ -75,18 +75,24 @@ def left_out(name, config):
 def load_model(folder):
     """-> the model of a model directory, in fp32, ready for inference"""
     path = os.path.join(folder, "config.json")
-    with open(path, encoding="utf-8") as f:
-        config = json.load(f)
+    config = read_object(path)
     try:
         configuration.check_known(config)
+        model = FAMILIES[config["model_type"]](config)
     except configuration.ConfigError as e:
         raise SystemExit(f"{path}: {e}") from None
-    model = FAMILIES[config["model_type"]](config)
-    tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    missing = [name for name in missing if not left_out(name, config)]
+    except KeyError as e:
+        raise SystemExit(f"{path}: {e} is missing") from None
+    tensors, due = load_safetensors(os.path.join(folder, "model.safetensors")), model.state_dict()
+    missing = sorted(name for name in due.keys() - tensors.keys() if not left_out(name, config))
+    unexpected = sorted(tensors.keys() - due.keys())
     if missing or unexpected:
         raise SystemExit(f"{folder}: missing {missing}, unexpected {unexpected}")
+    for name, tensor in tensors.items():
+        if tensor.shape != due[name].shape:
+            raise SystemExit(f"{folder}: tensor '{name}' is {list(tensor.shape)}, but config.json makes it "
+                             f"{list(due[name].shape)}")
+    model.load_state_dict(tensors, strict=False)
     return model.eval()
 
 

@@ -3,6 +3,7 @@ and devices said in one line.
 """
 import contextlib
 import hashlib
+import json
 import lzma
 import os
 
@@ -40,6 +41,18 @@ def read_text(path, newline=""):
             return f.read()
     except (UnicodeDecodeError, lzma.LZMAError, EOFError) as e:
         raise SystemExit(f"{path}: no text in UTF-8, or no whole .xz file: {e}") from None
+
+
+def read_object(path):
+    """The object of a JSON file."""
+    with open(path, encoding="utf-8") as f:
+        try:
+            found = json.load(f)
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, dict):
+        raise SystemExit(f"{path}: a JSON object is expected")
+    return found
 
 
 def file_hash(path):

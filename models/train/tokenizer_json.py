@@ -12,7 +12,7 @@ import json
 import os
 import struct
 
-from files import run, whole_file
+from files import read_object, run, whole_file
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM = 1
@@ -112,8 +112,7 @@ def tokenizer_config(pieces, config):
 
 def write(folder):
     """Both files of a model directory, from its tokenizer.model and config.json."""
-    with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
-        config = json.load(f)
+    config = read_object(os.path.join(folder, "config.json"))
     pieces = read_model(os.path.join(folder, "tokenizer.model"))
     for name, content in (("tokenizer.json", tokenizer(pieces, config)),
                           ("tokenizer_config.json", tokenizer_config(pieces, config))):

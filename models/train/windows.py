@@ -1,6 +1,5 @@
 """What train.py asks of models that read windows of tokens: loss and validation.
 """
-import json
 import math
 import os
 import sys
@@ -10,21 +9,15 @@ import numpy as np
 import torch
 
 from blocks import output_loss
-from files import file_hash
+from files import file_hash, read_object
 
 
 def read_meta(folder):
     """-> what prepare.py says of the tokens in a folder"""
     path = os.path.join(folder, "meta.json")
-    try:
-        with open(path, encoding="utf-8") as f:
-            meta = json.load(f)
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        meta = None
-    if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
-        raise SystemExit(f"{path}: an object with vocab_size is expected, as prepare.py writes it: prepare the text again")
+    meta = read_object(path) if os.path.exists(path) else {}
+    if meta and not isinstance(meta.get("vocab_size"), int):
+        raise SystemExit(f"{path}: vocab_size is expected, as prepare.py writes it: prepare the text again")
     return meta
 
 

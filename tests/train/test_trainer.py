@@ -20,6 +20,7 @@ pytest.importorskip("sentencepiece")
 
 import export  # noqa: E402
 import prepare  # noqa: E402
+import tokenizer_json  # noqa: E402
 import windows  # noqa: E402
 
 WORDS = ("the", "lamp", "of", "a", "house", "river", "and", "bell", "is", "kept", "near", "old", "mill")
@@ -240,12 +241,34 @@ def test_another_tokenizer_of_as_many_pieces_is_refused(data, tmp_path, monkeypa
     assert f"{last} does not say with which tokenizer it was trained" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("meta", ["", "[]", '{"vocab_size": "2048"}'])
-def test_what_is_no_description_of_tokens_is_named(tmp_path, meta):
+@pytest.mark.parametrize("meta, said", [("", "a JSON object is expected"), ("[" * 100000, "a JSON object is expected"),
+                                        ("[]", "a JSON object is expected"),
+                                        ('{"vocab_size": "2048"}', "vocab_size is expected")])
+def test_what_is_no_description_of_tokens_is_named(tmp_path, meta, said):
     assert windows.read_meta(tmp_path) == {} and windows.tokenizer_hash(tmp_path) is None
     (tmp_path / "meta.json").write_text(meta)
-    with pytest.raises(SystemExit, match="meta.json: an object with vocab_size is expected"):
+    with pytest.raises(SystemExit, match="meta.json: " + said):
         windows.read_meta(tmp_path)
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda config: None, "config.json: a JSON object is expected"),
+    (lambda config: [config], "config.json: a JSON object is expected"),
+    (lambda config: config | {"model_type": "other"}, 'config.json: model_type is "other"'),
+    (lambda config: {key: config[key] for key in config if key != "d_model"}, "config.json: 'd_model' is missing"),
+    (lambda config: config | {"d_ff": 2 * config["d_ff"]}, "tensor 'ffns.0.lin1.bias' is .*, but config.json makes it"),
+    (lambda config: config | {"n_layer": 11}, "missing .*, unexpected .*ffns.11"),
+])
+def test_a_model_directory_that_cannot_be_read_is_named(tmp_path, change, said):
+    demo = ROOT / "models" / "demo"
+    for name in ("model.safetensors", "tokenizer.model"):
+        (tmp_path / name).symlink_to(demo / name)
+    (tmp_path / "config.json").write_text(json.dumps(change(json.loads((demo / "config.json").read_text()))))
+    with pytest.raises(SystemExit, match=said):
+        export.load_model(tmp_path)
+    if "object" in said:
+        with pytest.raises(SystemExit, match=said):
+            tokenizer_json.write(tmp_path)
 
 
 def test_a_folder_has_one_run_at_a_time(data, tmp_path):
