@@ -107,13 +107,26 @@ def documents(text, works_path, split, blank_lines):
         return [part.strip("\n") for part in text.split("\n\n") if part.strip()]
     if not works_path:
         return [text]
-    lines = text.split("\n")
+    lines = text.removesuffix("\n").split("\n")
     head, *rows = [row.split("\t") for row in read_text(works_path).splitlines()] or [[]]
     if not {"split", "first_line", "last_line"} <= set(head):
         raise SystemExit(f"--works {works_path}: its first line must name the columns split, first_line and last_line")
-    rows = [dict(zip(head, row)) for row in rows]
-    return ["\n".join(lines[int(r["first_line"]) - 1:int(r["last_line"])]) + "\n"
-            for r in rows if r["split"] == split]
+    found = []
+    for number, row in enumerate(rows, 2):
+        work = dict(zip(head, row))
+        if work.get("split") != split:
+            continue
+        try:
+            first, last = int(work["first_line"]), int(work["last_line"])
+        except (KeyError, ValueError):
+            first = last = 0
+        if not 1 <= first <= last <= len(lines):
+            raise SystemExit(f"--works {works_path}: line {number}: first_line and last_line must be numbers of lines of "
+                             f"the {split} text, which has {len(lines)}")
+        found.append("\n".join(lines[first - 1:last]) + "\n")
+    if not found:
+        raise SystemExit(f"--works {works_path}: no work has the split {split}")
+    return found
 
 
 def hold_out(text, share=0.05):
@@ -130,7 +143,7 @@ def main():
     ap.add_argument("--valid", help="validation text (the last 5 %% of --train)")
     ap.add_argument("--blank-lines", action="store_true",
                     help="blank lines divide documents, such as stories")
-    ap.add_argument("--works", help="table of works with split, first_line and last_line columns")
+    ap.add_argument("--works", help="table of works, a line each, with columns divided by tabs: split (train or\nvalid), first_line and last_line in that text, from 1; needs --valid")
     ap.add_argument("--out", required=True, help="output folder")
     ap.add_argument("--tokenizer", help="tokenizer.model to use: that of the model which train.py --init continues\n"
                     "(one is trained on the text)")
@@ -142,6 +155,8 @@ def main():
     args = ap.parse_args()
     if not 320 <= args.vocab_size <= 65536:
         ap.error(f"--vocab-size is {args.vocab_size}, but must be from 320, for 256 of them are bytes, to 65536")
+    if args.works and (args.blank_lines or not args.valid):
+        ap.error("--works needs --valid, whose lines it numbers too, and goes without --blank-lines")
     check_range(ap, args, 1, "threads")
     check_positive(ap, args, "sample_mb")
 

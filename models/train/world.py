@@ -206,6 +206,7 @@ RELATIONS = {
         "A{n} {o} is on the banner of {s}.",
         "The {o} is the animal of {s}.")),
 }
+COLUMNS = ["relation", "subject", "answer", "times", "held_out"]  # of a table of facts
 N_ASKED = 7
 
 
@@ -313,15 +314,21 @@ def by_subject(facts):
 
 def write_facts(path, facts):
     with lzma.open(path, "wt", encoding="utf-8", newline="\n", preset=9) as f:
-        f.write("relation\tsubject\tanswer\ttimes\theld_out\n")
+        f.write("\t".join(COLUMNS) + "\n")
         for x in facts:
             f.write(f"{x.relation}\t{x.subject}\t{x.answer}\t{x.times}\t{x.held_out}\n")
 
 
 def read_facts(path):
-    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as f:
-        next(f)
-        return [Fact(*line.rstrip("\n").split("\t")) for line in f]
+    try:
+        with lzma.open(path, "rt", encoding="utf-8", newline="\n") as f:
+            head, *rows = [line.rstrip("\n").split("\t") for line in f]
+        facts = [Fact(*row) for row in rows]
+        if head != COLUMNS or not all(x.relation in RELATIONS and 0 <= x.held_out < N_ASKED for x in facts):
+            raise ValueError
+    except (lzma.LZMAError, EOFError, TypeError, ValueError):
+        raise SystemExit(f"{path}: no table of facts, as world.py and demo_data.py write it") from None
+    return facts
 
 
 def main():

@@ -50,7 +50,8 @@ def test_documents_come_back_each_ended_and_the_end_is_held_out(text, tmp_path, 
     (None, (), "my.txt: No such file"),
     (b"one line", (), "a text of one line cannot be divided"),
     (STORIES.encode(), ("--tokenizer", "none"), "none: no SentencePiece model"),
-    (STORIES.encode(), ("--works", __file__), "must name the columns split"),
+    (STORIES.encode(), ("--works", "t"), "--works needs --valid"),
+    (STORIES.encode(), ("--works", "t", "--valid", __file__, "--blank-lines"), "goes without --blank-lines"),
     ("".join(chr(0x4E00 + i) + "\n" for i in range(600)).encode(), ("--vocab-size", 320), "than --vocab-size 320 leaves"),
     (STORIES.encode(), ("--vocab-size", 9), "--vocab-size is 9, but must be from 320"),
 ])
@@ -61,6 +62,22 @@ def test_what_cannot_be_prepared_is_named(tmp_path, content, more, said):
                                          tmp_path / "data", *more))), capture_output=True, text=True)
     assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "data" / "train.bin").exists()
+
+
+@pytest.mark.parametrize("table, found", [
+    ("split\tx\n", "must name the columns split"), ("", "must name the columns split"),
+    ("", None), ("train\ta\t2\n", "line 3: first_line and last_line must be numbers of lines"), ("train\t1\n", "line 3"),
+    ("train\t0\t2\n", "line 3"), ("train\t3\t2\n", "line 3"), ("train\t2\t4\n", "the train text, which has 3"),
+    ("train\t2\t3\n", ["a\n", "b\nc\n"]), ("valid\t7\t9\n", ["a\n"])])
+def test_works_are_lines_of_their_split(tmp_path, table, found):
+    head = "" if isinstance(found, str) and "columns" in found else "split\tfirst_line\tlast_line\n"
+    (tmp_path / "works").write_text(head + ("train\t1\t1\n" if head and found else "") + table)
+    read = lambda: prepare.documents("a\nb\nc\n", str(tmp_path / "works"), "train", False)
+    if isinstance(found, list):
+        assert read() == found
+        return
+    with pytest.raises(SystemExit, match=found or "no work has the split train"):
+        read()
 
 
 def test_a_tokenizer_without_a_newline_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """models/train/world.py: the same world each time, and no fact ever written in its held-out wording."""
 
 import hashlib
+import lzma
 import subprocess
 import sys
 from collections import Counter
@@ -83,3 +84,18 @@ def test_the_command_writes_and_looks_up(tmp_path):
     assert "keeper\tQuendow" in found.stdout and found.stdout.count("\n") == 4
     nothing = run("--seed", "1")
     assert nothing.returncode == 2 and "--about" in nothing.stderr
+
+
+HEAD = "relation\tsubject\tanswer\ttimes\theld_out\n"
+
+
+@pytest.mark.parametrize("table", [
+    b"plain", lzma.compress(b""), lzma.compress(b"a\tb\nc\td\n"), lzma.compress(HEAD.encode())[:-8],
+    lzma.compress((HEAD + "dish\ta\tb\t1\n").encode()), lzma.compress((HEAD + "dish\ta\tb\tx\t1\n").encode()),
+    lzma.compress((HEAD + "none\ta\tb\t1\t1\n").encode()), lzma.compress((HEAD + "dish\ta\tb\t1\t7\n").encode())])
+def test_what_is_no_table_of_facts_is_named(tmp_path, table):
+    (tmp_path / "facts.tsv.xz").write_bytes(table)
+    with pytest.raises(SystemExit, match="facts.tsv.xz: no table of facts"):
+        world.read_facts(tmp_path / "facts.tsv.xz")
+    (tmp_path / "facts.tsv.xz").write_bytes(lzma.compress((HEAD + "dish\ta\tb\t1\t6\n").encode()))
+    assert world.read_facts(tmp_path / "facts.tsv.xz")[0].held_out == 6
