@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 import transformers
+from safetensors import SafetensorError
 
 import checkpoint
 from files import check_positive, check_range, read_text, run, whole_file
@@ -110,8 +111,16 @@ def arguments(argv):
     return args
 
 
+def from_base(what, base, **how):
+    """What transformers makes of the files in a directory, or what it says against them in one line."""
+    try:
+        return what.from_pretrained(base, **how)
+    except (OSError, ValueError, SafetensorError) as fault:
+        sys.exit("retrofit: BASE %s: %s" % (base, " ".join(str(fault).split())))
+
+
 def read_ids(base, path):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer = from_base(transformers.AutoTokenizer, base)
     return torch.tensor(tokenizer(read_text(path, newline=None), add_special_tokens=False)["input_ids"])
 
 
@@ -145,13 +154,16 @@ def attach(model, args):
     return nn.ModuleList(memories), entries
 
 
-def check_base(model, args):
+def check_base(model, args, most):
     if not hasattr(getattr(model, "model", None), "layers") or not hasattr(model.config, "rms_norm_eps"):
         sys.exit("retrofit: BASE %s is of the type %s; taken here are those with model.layers and RMS norms, such as "
                  "llama, mistral and qwen3" % (args.base, model.config.model_type))
     context = getattr(model.config, "max_position_embeddings", args.length)
     if args.length > context:
         sys.exit("retrofit: --length is %d, but the base has %d positions" % (args.length, context))
+    if most >= model.config.vocab_size:
+        sys.exit("retrofit: BASE %s: its tokenizer makes id %d of the text, but its vocab_size is %d"
+                 % (args.base, most, model.config.vocab_size))
 
 
 def add_behind(memory, h):
@@ -215,8 +227,8 @@ def load(args):
     if len(ids) // 10 <= args.length:
         sys.exit("retrofit: --text %s: %d tokens, at least %d are needed for windows of %d"
                  % (args.text, len(ids), 10 * (args.length + 1), args.length))
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
-    check_base(model, args)
+    model = from_base(transformers.AutoModelForCausalLM, args.base, dtype=torch.float32)
+    check_base(model, args, int(ids.max()))
     sums = {"base": checksum(*model.state_dict().values()), "text": checksum(ids)}
     return model.to(args.device).requires_grad_(False).eval(), ids.to(args.device), sums
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import lzma
+import re
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,19 @@ def test_the_base_stays_as_it_is(base, tmp_path):
     kept = model.state_dict()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in plain.state_dict().items())
     assert json.loads(json.dumps(entries))[0]["layer"] == 1 and len(memories) == 1
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda folder: (folder / "tokenizer.json").unlink(), "BASE .*: .*tokenizer"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"xx"), "BASE .*: .*header"),
+    (lambda folder: transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)).save_pretrained(
+            folder), "its tokenizer makes id \\d+ of the text, but its vocab_size is 64"),
+])
+def test_a_base_that_cannot_be_read_is_named(base, tmp_path, capsys, change, said):
+    shutil.copytree(base, tmp_path / "base")
+    change(tmp_path / "base")
+    assert re.search(said, train(capsys, tmp_path / "base", tmp_path / "out", status=1)[1])
 
 
 def test_a_text_may_be_packed_and_have_other_line_ends(base, tmp_path):
