@@ -149,6 +149,9 @@ def export(state, tokenizer, folder, dtype, value_dtype, sampling, program=None)
     save_tokenizer(folder, config, tokenizer)
     if sampling:
         write_json(folder, "generation_config.json", sampling)
+    elif os.path.exists(os.path.join(folder, "generation_config.json")):
+        print(f"{folder}/generation_config.json is kept as it was: give --temperature and the like anew, or delete it",
+              file=sys.stderr)
     tensors = [(name, t.float().numpy()) for name, t in sorted(state["model"].items())
                if not left_out(name, config)]
     own = {name: value_dtype for name, _ in tensors if name.endswith("values.weight")}

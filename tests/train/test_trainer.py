@@ -188,7 +188,7 @@ def test_a_checkpoint_is_not_lost_to_a_run_that_fails(data, tmp_path):
     assert (out / "last.pt").read_bytes() == before and not (out / "last.pt.part").exists()
 
 
-def test_an_export_takes_the_place_of_a_model_at_once(data, tmp_path):
+def test_an_export_takes_the_place_of_a_model_at_once(data, tmp_path, monkeypatch, capsys):
     """Who has mapped the old weights, as a server has, goes on reading them."""
     train(data, tmp_path / "run", "product", "--total-steps", 2)
     out = tmp_path / "model"
@@ -199,6 +199,8 @@ def test_an_export_takes_the_place_of_a_model_at_once(data, tmp_path):
         assert os.fstat(mapped.fileno()).st_ino != (out / "model.safetensors").stat().st_ino
     run("export.py", *args, data / "tokenizer.model", "--temperature", 0.5, "--top-k", 40)
     assert json.loads((out / "generation_config.json").read_text()) == {"temperature": 0.5, "top_k": 40}
+    here(monkeypatch, export, *args, data / "tokenizer.model")
+    assert "generation_config.json is kept as it was" in capsys.readouterr().err
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert not any(name.endswith(".part") for name in before)
     for more, said in (((ROOT / "models" / "demo" / "tokenizer.model",), "4096 pieces, but the model's vocab_size is"),
