@@ -549,9 +549,10 @@ def unread(s, body):
 
 def all_unread(s, n):
     """n connections whose clients do not read the answers that they have got."""
-    held = [unread(s, {"inputs": "a b " * 100000}) for _ in range(n)]
-    for c in held:
-        c.recv(1, socket.MSG_PEEK)  # it is answered
+    held = []
+    for _ in range(n):  # one by one: a new one must not take the place of one whose head is not read yet
+        held.append(unread(s, {"inputs": "a b " * 100000}))
+        assert held[-1].recv(1, socket.MSG_PEEK) == b"H"  # it is answered
     return held
 
 
@@ -635,7 +636,7 @@ def test_a_connection_too_many_gets_503_also_from_a_client_at_its_limit():
     """429 would say that the server is well and the client asks too much; 503 says to ask another server."""
     with Server("--max-connections", "3", "--max-client-requests", "3", "--min-read-rate", "0") as server:
         server.session.close()
-        held = all_unread(server, 4)  # one to spare, if the session's own connection was still there
+        held = all_unread(server, 3)
         with server.connect() as c:
             c.sendall(head("/generate", b'{"prompt": "A"}'))
             status, headers, body = read_answer(c)
