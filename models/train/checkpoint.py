@@ -17,7 +17,7 @@ def read(path, keys, program):
     """-> what `save` wrote there, with at least these keys"""
     with open(path, "rb") as f:
         try:
-            state = torch.load(f, map_location="cpu")
+            state = torch.load(f, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
             state = None
     if not isinstance(state, dict) or not keys <= state.keys():
