@@ -146,6 +146,19 @@ static const struct {
      "\"decoder_input_details\":true,\"return_full_text\":true}"},
 };
 
+/* A piece is short, and goes on where the whole answer was after n bytes. Returns its bytes. */
+static size_t check_piece(const struct text *piece, const struct text *whole, size_t n,
+                          const char *what)
+{
+    assert_false(piece->failed);
+    if (piece->n > ENOUGH + ABOVE) {
+        fail_msg("%s: a piece has %zu bytes, of %d", what, piece->n, ENOUGH);
+    }
+    assert_true(n + piece->n <= whole->n);
+    assert_memory_equal(piece->data, whole->data + n, piece->n);
+    return piece->n;
+}
+
 static void test_no_piece_is_long(void **state)
 {
     (void)state;
@@ -167,13 +180,7 @@ static void test_no_piece_is_long(void **state)
         while (!done) {
             text_clear(&piece);
             assert_true(generate_writer_next(&writer, &piece, ENOUGH, &done, &error));
-            assert_false(piece.failed);
-            if (piece.n > ENOUGH + ABOVE) {
-                fail_msg("%s: a piece has %zu bytes, of %d", cases[c].fields, piece.n, ENOUGH);
-            }
-            assert_true(n + piece.n <= whole.n);
-            assert_memory_equal(piece.data, whole.data + n, piece.n);
-            n += piece.n;
+            n += check_piece(&piece, &whole, n, cases[c].fields);
         }
         assert_int_equal(n, whole.n);
         generate_writer_end(&writer);
@@ -216,9 +223,7 @@ static void test_no_piece_of_a_trace_is_long(void **state)
         while (!done) {
             text_clear(&piece);
             assert_true(score_write_piece(&writer, &piece, ENOUGH, &meta, &done, &error));
-            assert_true(piece.n <= ENOUGH + ABOVE && n + piece.n <= whole.n);
-            assert_memory_equal(piece.data, whole.data + n, piece.n);
-            n += piece.n;
+            n += check_piece(&piece, &whole, n, memories[c]);
         }
         assert_int_equal(n, whole.n);
         score_writer_end(&writer);
