@@ -24,9 +24,13 @@ import shutil
 import subprocess
 import sys
 
+import json_file
+from fault import Refused
+
 NAME = "model.sha256"
 READ = {"config.json", "generation_config.json", "model.safetensors.index.json", "vocab.txt", "codes",
         "tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"}
+CONFIG_BYTES_MAX = 1 << 20
 TOKENS = 40
 MARGIN = 4  # between what is measured here and what another device may round otherwise
 LEAST = {"f32": 1e-3, "bf16": 0.02, "int8": 0.05}
@@ -48,10 +52,13 @@ def file_sum(path):
     return digest.hexdigest()
 
 
-def probe_tokens(config):
+def probe_tokens(directory):
     """Any fixed spread over the vocabulary serves. [] where a text of two tokens does not fit."""
-    n = min(TOKENS, config.get("max_position", TOKENS))
-    return [(i * i + 1) * 2654435761 % 2**32 % config["vocab_size"] for i in range(n)] if n > 1 else []
+    config = json_file.Fields(json_file.load(os.path.join(directory, "config.json"), CONFIG_BYTES_MAX), "config.json",
+                              {"max_position": TOKENS, "vocab_size": None})
+    n = min(TOKENS, config.count("max_position", 1, 2**31 - 1))
+    n_vocab = config.count("vocab_size", 1, 2**31 - 1)
+    return [(i * i + 1) * 2654435761 % 2**32 % n_vocab for i in range(n)] if n > 1 else []
 
 
 def find_program(program=None):
@@ -121,8 +128,7 @@ def probe_lines(program, directory, tokens, logprobs):
 
 def content(directory, program, logprobs=None):
     """-> the file's bytes, and why it has no probe or None. logprobs(tokens): of PyTorch."""
-    with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
-        tokens = probe_tokens(json.load(file))
+    tokens = probe_tokens(directory)
     lines = ["# SHA-256 of this model's files, and what it computes: written by models/convert/identity.py"]
     lines += ["%s  %s" % (file_sum(os.path.join(directory, name)), name) for name in file_names(directory)]
     more, why = probe_lines(program, directory, tokens,
@@ -136,8 +142,10 @@ def write(directory, program, logprobs=None):
     if os.path.lexists(path):
         os.remove(path)  # the program would hold the model against it
     text, why = content(directory, program, logprobs)
-    with open(path, "wb") as file:
+    part = path + ".part"  # half of the file would be a refusal at the program's next start
+    with open(part, "wb") as file:
         file.write(text)
+    os.replace(part, path)
     return why
 
 
@@ -148,7 +156,7 @@ def main(argv):
     args = parser.parse_args(argv)
     try:
         why = write(args.directory, find_program(args.program))
-    except (OSError, ValueError, KeyError) as fault:
+    except (OSError, Refused) as fault:
         print("identity: %s: %s" % (args.directory, fault), file=sys.stderr)
         return 1
     if why is not None:

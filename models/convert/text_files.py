@@ -9,6 +9,7 @@ SentencePiece.
 from types import SimpleNamespace
 
 import bpe_files
+import protobuf
 from fault import Refused, show
 from xlm_params import SPECIAL_WORDS
 
@@ -86,45 +87,15 @@ def check_codes(path):
         made.update((left, right, left + right))
 
 
-def _fields(data):
-    """(number, value) of each field of a protocol buffer: an integer, bytes, or None."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind, value = key & 7, None
-        if kind == 0:
-            value, at = _varint(data, at)
-        elif kind == 2:
-            n, at = _varint(data, at)
-            value = data[at:at + n]
-            at += n
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        if kind not in (0, 1, 2, 5) or at > len(data):
-            raise ValueError
-        yield key >> 3, value
-
-
-def _varint(data, at):
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at += 1
-        if byte < 128:
-            return value, at
-    raise ValueError
-
-
 def check_tokenizer(path, n_vocab, source="--tokenizer"):
     """The pieces are the model's words in the order of their ids; where none of these means what has
     no piece, SentencePiece's own for it stands behind the last one, and text never becomes it.
     source: how messages call the file. Returns the ids of what begins a text, ends it, and is
     unknown, by their names in config.json, as far as it has them."""
     try:
-        fields = list(_fields(_read(path, source, TOKENIZER_BYTES_MAX)))
-        pieces = [dict(_fields(value)) for number, value in fields if number == 1]
-        settings = dict(field for number, value in fields if number == 2 for field in _fields(value))
+        fields = list(protobuf.fields(_read(path, source, TOKENIZER_BYTES_MAX)))
+        pieces = [dict(protobuf.fields(value)) for number, value in fields if number == 1]
+        settings = dict(field for number, value in fields if number == 2 for field in protobuf.fields(value))
     except (ValueError, IndexError, TypeError):
         pieces = []
     unknown = [index for index, piece in enumerate(pieces) if piece.get(3) == SPM_UNKNOWN]

@@ -46,15 +46,18 @@ class ConfigError(Exception):
     """A sentence for whoever wrote the file."""
 
 
-def check_field(where, value, rule):
-    kind, least, most, _ = rule
+def check_type(where, value, kind):
     if isinstance(kind, tuple):
         if value not in kind:
             raise ConfigError(f"{where} is {json.dumps(value)}, but what is trained here is "
                               + " or ".join(json.dumps(k) for k in kind))
-        return
-    if not isinstance(value, TYPES[kind]) or (kind != BOOL and isinstance(value, bool)):
+    elif not isinstance(value, TYPES[kind]) or (kind != BOOL and isinstance(value, bool)):
         raise ConfigError(f"{where} is {json.dumps(value)}, but must be {kind}")
+
+
+def check_field(where, value, rule):
+    kind, least, most, _ = rule
+    check_type(where, value, kind)
     if least is not None and not least <= value <= most:
         raise ConfigError(f"{where} is {value}, but must be from {least} to {most}")
 
@@ -97,6 +100,14 @@ def check_memory(where, m, memories, config):
         raise ConfigError(f"{where}layer and place must come behind those of the memory before")
 
 
+def family_fields(config):
+    """-> (what its keys may say, what those of its memories may)"""
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(f"model_type is {json.dumps(family)}, but must be " + ", ".join(FAMILIES))
+    return FAMILIES[family]
+
+
 def place(m):
     return m["layer"], m.get("place", "in") == "after"
 
@@ -105,11 +116,8 @@ def check(config, vocab_size=None):
     """-> the configuration, with the vocabulary of the data if it names none; or ConfigError"""
     if not isinstance(config, dict):
         raise ConfigError("the file must hold one JSON object")
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"model_type is {json.dumps(family)}, but must be " + ", ".join(FAMILIES))
-    fields, memory_fields = FAMILIES[family]
-    memories = config.get("memories", [])
+    fields, memory_fields = family_fields(config)
+    family, memories = config["model_type"], config.get("memories", [])
     rest = {key: value for key, value in config.items() if key != "memories"}
     check_table("", rest, fields)
     if family == "all_attention":
@@ -150,16 +158,19 @@ def check(config, vocab_size=None):
 def check_known(config):
     """ConfigError for what the models here do not compute: a served model may be larger than one that is trained,
     but what its keys say must not be passed over."""
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"model_type is {json.dumps(family)}, but must be " + ", ".join(FAMILIES))
-    fields, memory_fields = FAMILIES[family]
-    tables = [("", config, fields | {"memories": ()})]
-    tables += [(f"memories[{i}].", m, memory_fields or {}) for i, m in enumerate(config.get("memories", []))]
+    fields, memory_fields = family_fields(config)
+    memories = config.get("memories", [])
+    if not isinstance(memories, list):
+        raise ConfigError(f"memories is {json.dumps(memories)}, but must be a list")
+    tables = [("", {key: value for key, value in config.items() if key != "memories"}, fields)]
+    tables += [(f"memories[{i}].", m, memory_fields or {}) for i, m in enumerate(memories)]
     for where, given, table in tables:
-        for key in given:
+        if not isinstance(given, dict):
+            raise ConfigError(f"{where[:-1]} must be an object")
+        for key, value in given.items():
             if key not in table:
                 raise ConfigError(f"{where}{key} is not computed here; known keys: " + ", ".join(sorted(table)))
+            check_type(where + key, value, table[key][0])
 
 
 def read(path, vocab_size=None):

@@ -167,6 +167,10 @@ def main():
         valid_text = read_text(args.valid)
     else:
         train_text, valid_text = hold_out(train_text)
+    texts = (("valid", valid_text), ("train", train_text))
+    for split, text in texts:
+        if not text.strip():
+            raise SystemExit(f"--{split} {getattr(args, split) or args.train}: the {split} text is empty")
     if args.tokenizer:
         read_tokenizer(args.tokenizer)
         copy_whole(args.tokenizer, model_path)
@@ -176,7 +180,7 @@ def main():
         train_tokenizer(train_text, args.vocab_size, int(args.sample_mb * 1e6), args.seed,
                         model_path, args.threads)
     sp = read_tokenizer(model_path)
-    for split, text in (("valid", valid_text), ("train", train_text)):
+    for split, text in texts:
         ids = [EOS]
         for document in documents(text, args.works, split, args.blank_lines):
             ids += encode(sp, document, args.threads)

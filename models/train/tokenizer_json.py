@@ -11,44 +11,17 @@ import argparse
 import json
 import os
 import struct
+import sys
 
 from files import read_object, run, whole_file
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
+
+import protobuf  # noqa: E402
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM = 1
 SPACE = "\u2581"
-
-
-def fields(data):
-    """The fields of a protocol buffer message: (number, value); bytes where they are delimited."""
-    at = 0
-
-    def varint():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        key = varint()
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            yield number, varint()
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-            yield number, data[at:at + size]
-            at += size
-        elif wire == 2:
-            size = varint()
-            yield number, data[at:at + size]
-            at += size
-        else:
-            raise ValueError(f"wire type {wire}")
 
 
 def read_model(path):
@@ -57,15 +30,15 @@ def read_model(path):
         data = f.read()
     pieces, kind, normaliser = [], UNIGRAM, {}
     try:
-        for number, value in fields(data):
+        for number, value in protobuf.fields(data):
             if number == 1:
-                entry = dict(fields(value))
+                entry = dict(protobuf.fields(value))
                 score, = struct.unpack("<f", entry[2]) if 2 in entry else (0.0,)
                 pieces.append((entry[1].decode(), score, entry.get(3, NORMAL)))
             elif number == 2:
-                kind = dict(fields(value)).get(3, UNIGRAM)
+                kind = dict(protobuf.fields(value)).get(3, UNIGRAM)
             elif number == 3:
-                normaliser = dict(fields(value))
+                normaliser = dict(protobuf.fields(value))
     except (IndexError, KeyError, TypeError, ValueError, struct.error):
         raise SystemExit(f"{path}: no SentencePiece model") from None
     # normalizer_spec: 1 name, 2 character map, 3 add_dummy_prefix, 4 remove_extra_whitespaces.

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch_writer as tw
 from convert_harness import PROGRAM, ROOT, convert
 
@@ -58,3 +59,14 @@ def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):
     assert status == 0 and identity["probe"] == "ok", identity
     done = subprocess.run([sys.executable, WRITER, tmp_path], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("identity: ") and "config.json" in done.stderr
+
+
+@pytest.mark.parametrize("config, said", [
+    ('{"vocab_size": "9"}', "vocab_size: an integer"), ("[]", "an object expected"), ("{", "not JSON"),
+    ('{"vocab_size": 9, "max_position": null}', "max_position: an integer"), ("{}", "vocab_size: an integer")])
+def test_a_config_that_cannot_be_read_is_named_in_one_line(tmp_path, config, said):
+    (tmp_path / "config.json").write_text(config)
+    done = subprocess.run([sys.executable, WRITER, tmp_path, "--program", "none"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("identity: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "config.json: " + said in done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]

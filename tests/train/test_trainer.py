@@ -258,6 +258,12 @@ def test_what_is_no_description_of_tokens_is_named(tmp_path, meta, said):
     (lambda config: [config], "config.json: a JSON object is expected"),
     (lambda config: config | {"model_type": "other"}, 'config.json: model_type is "other"'),
     (lambda config: {key: config[key] for key in config if key != "d_model"}, "config.json: 'd_model' is missing"),
+    (lambda config: config | {"model_type": ["pkm_transformer"]}, 'config.json: model_type is '),
+    (lambda config: config | {"n_layer": "12"}, 'config.json: n_layer is "12", but must be a whole number'),
+    (lambda config: config | {"memories": 3}, "config.json: memories is 3, but must be a list"),
+    (lambda config: config | {"memories": [3]}, r"config.json: memories\[0\] must be an object"),
+    (lambda config: config | {"memories": [config["memories"][0] | {"k_top": None}]},
+     r"config.json: memories\[0\].k_top is null, but must be a whole number"),
     (lambda config: config | {"d_ff": 2 * config["d_ff"]}, "tensor 'ffns.0.lin1.bias' is .*, but config.json makes it"),
     (lambda config: config | {"n_layer": 11}, "missing .*, unexpected .*ffns.11"),
 ])
