@@ -295,7 +295,7 @@ bool generate_fit(struct fields *fields, struct generate_job *job, struct sampli
     }
     if (longest + least > context) {
         return api_error_set(fields->error, 400, "context_length_exceeded", name,
-                             "%s is %lld long and %s is %d, together %lld tokens, but the "
+                             "the length of %s is %lld and %s is %d, together %lld tokens, but the "
                              "model's context is %lld (max_length=%lld): ask for at most %lld",
                              which, (long long)longest, name, asked, (long long)(longest + least),
                              (long long)context, (long long)context, (long long)room);

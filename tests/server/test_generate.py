@@ -259,7 +259,7 @@ def test_too_long_names_the_limit(server):
     context = server.get("/v1/models").json()["data"][0]["max_model_len"]
     message = error_of(server.post("/generate", {"prompt": [300] * 10, "max_tokens": context - 9}),
                        400, "context_length_exceeded", "max_tokens")
-    assert "max_length=%d" % context in message and "the prompt is 10 long" in message
+    assert "max_length=%d" % context in message and "the length of the prompt is 10" in message
     message = error_of(server.post("/generate", {"prompt": "word " * 3000}), 400,
                        "context_length_exceeded", "prompt")
     assert "max_length=%d" % context in message
@@ -435,7 +435,7 @@ def test_a_seed_with_a_fraction_or_beyond_64_bits_is_refused(server, written):
      "items[1][0] is 4096, but token ids are 0 ... 4095"),
     ("/v1/score", {"query": [4096], "items": [[5]], "label_token_ids": [5]},
      "query[0] is 4096, but token ids are 0 ... 4095"),
-    ("/generate", {"prompt": [5], "n_predict": 600}, "the prompt is 1 long and n_predict is 600, together 601 tokens, "
+    ("/generate", {"prompt": [5], "n_predict": 600}, "the length of the prompt is 1 and n_predict is 600, together 601 tokens, "
      "but the model's context is 512 (max_length=512): ask for at most 511"),
     ("/generate", {"prompt": [5], "max_new_tokens": 2, "min_tokens": 3}, "min_tokens is 3, but max_new_tokens is 2"),
     ("/generate", {"prompt": [5], "n_predict": 2, "max_new_tokens": 3},
@@ -463,7 +463,7 @@ def test_a_seed_with_a_fraction_or_beyond_64_bits_is_refused(server, written):
     ("/score", {"tokens": [5], "target_ids": [5] * 101}, "target_ids must be a list of 1 to 100 token ids, and has 101"),
     ("/generate", {"prompt": [[5], [5] * 513, [6]]}, "prompt[1] has 513 tokens, but the model's context is 512 "
      "(max_length=512), of which at least one is generated: shorten it"),
-    ("/v1/completions", {"prompt": [[5], [5] * 2], "max_tokens": 511}, "prompt[1] is 2 long and max_tokens is 511, "
+    ("/v1/completions", {"prompt": [[5], [5] * 2], "max_tokens": 511}, "the length of prompt[1] is 2 and max_tokens is 511, "
      "together 513 tokens, but the model's context is 512 (max_length=512): ask for at most 510"),
     ("/generate", {"prompt": [5], "temperature": 2.0000001}, "temperature is 2.0000001, but must be in [0, 2]"),
     ("/generate", {"prompt": [5], "repeat_penalty": 0}, "repeat_penalty is 0, but must be in (0, 10]"),
