@@ -26,7 +26,7 @@ IGNORED = (".attn.attn.persistent_memory.adaptive_span._mask.current_val",
            ".attn.attn.persistent_memory.adaptive_span._mask.mask_template",
            ".attn.attn.adaptive_span._mask.mask_template")
 TIED = {"emb_layers": "out_emb.out_layers.", "emb_projs": "out_emb.out_projs."}
-LINE_END = "<eos>"
+LINE_END, UNKNOWN = "<eos>", "<unk>"
 
 
 def looks_like(root):
@@ -298,8 +298,8 @@ def read(file, settings, dtype):
 
 
 def name_tokens(config, vocab, settings):
-    """What the words are, which only --set can tell, and that the line end begins a text without
-    words. The latter stands in every file of the authors'."""
+    """What the words are, which only --set can tell; that the line end, which stands in every file
+    of the authors', begins a text without words; and which word the server reads unknown ones as."""
     kind = settings.get("vocab_kind")
     if kind is not None and kind not in VOCAB_KINDS:
         raise Refused("--set vocab_kind: one of %s expected, got %s"
@@ -307,8 +307,9 @@ def name_tokens(config, vocab, settings):
     if kind is not None:
         config["tokenizer"] = kind
     words = vocab.decode().split("\n")
-    if LINE_END in words[:config["vocab_size"]]:
-        config["bos_token_id"] = words.index(LINE_END)
+    for field, word in (("bos_token_id", LINE_END), ("unk_token_id", UNKNOWN)):
+        if word in words[:config["vocab_size"]]:
+            config[field] = words.index(word)
 
 
 def summary(config):

@@ -210,6 +210,15 @@ def test_kinds_of_words(tmp_path):
     assert got.status == 1 and "vocab_kind" in got.err and "byte char word" in got.err
 
 
+def test_the_word_that_stands_for_unknown_ones(tmp_path):
+    """Without its id in config.json, n_unk of a score is 0 whatever the text."""
+    source = checkpoint(tmp_path, weights())
+    assert "unk_token_id" not in made(tmp_path, source)[0]
+    (tmp_path / "vocab.txt").write_text("a\n<eos>\nb\n<unk>\n")
+    config = made(tmp_path, source, "--set", "vocab_kind=word")[0]
+    assert (config["bos_token_id"], config["unk_token_id"]) == (1, 3)
+
+
 @pytest.mark.parametrize("kind, text, words", [
     ("word", "a\r\n<eos>\r\nb\r\nc\r\n", ["line 1", "a word of its own"]),
     ("word", "a\n<eos>\na\nc\n", ["line 3"]), ("word", "a\n\nb\nc\n", ["line 2"]),
