@@ -127,10 +127,9 @@ def _read_memory(f, p, layers):
     m.k_top = f.count(MEMORY + "mem_knn", 1, min(m.n_key, COUNT_MAX),
                       " (at most mem_n_keys)" if m.n_key < COUNT_MAX else "")
     m.d_key = f.even(MEMORY + "mem_k_dim", WIDTH_MAX)
-    m.d_value = p.d_model
-    has_width = f.get(MEMORY + "mem_v_dim") != -1
-    if has_width:
-        m.d_value = f.count(MEMORY + "mem_v_dim", 1, WIDTH_MAX, " or -1, which is model.dim")
+    width = f.count(MEMORY + "mem_v_dim", -WIDTH_MAX, WIDTH_MAX)
+    has_width = width > 0  # the original takes model.dim instead of any that is not
+    m.d_value = width if has_width else p.d_model
     m.is_shared = f.flag(MEMORY + "mem_share_values")
     m.has_gate = f.flag(MEMORY + "swilu_projection")
     m.has_projection = m.has_gate or has_width

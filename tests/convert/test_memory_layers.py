@@ -125,6 +125,8 @@ KIND = {  # changes of params.json, options of the writer, what an entry of conf
     "gated": ({"mem_gated": True}, {"gated": True},
               {"value_gate": True, "value_projection": True, "output_gate": True}),
     "plain": ({"swilu_projection": False}, {"swilu": False, "projection": False}, {}),
+    "no width": ({"swilu_projection": False, "mem_v_dim": 0},
+                 {"swilu": False, "projection": False}, {}),
     "wide": ({"swilu_projection": False, "mem_v_dim": 12}, {"swilu": False, "v": 12},
              {"d_value": 12, "value_projection": True}),
     "wide-swilu": ({"mem_v_dim": 6}, {"v": 6},
