@@ -178,6 +178,9 @@ class TokenText {
             span.className = "t" + (this.hasHeat && !token.isGiven ? " h" + heatOf(token.bits) : "")
                 + (token.isGiven ? " given" : "") + (token.isUnknown ? " unknown" : "")
                 + (token.text.trim() === "" ? " blank" : "");
+            if (token.text.trim() === "") { /* a screen reader needs a name */
+                span.ariaLabel = token.text === "" ? "part of a character" : "white space";
+            }
             this.tokens.push(token);
             this.spans.push(span);
             fragment.append(space, span);
