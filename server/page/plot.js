@@ -49,7 +49,7 @@ class TimePlot {
         this.title = title;
         this.most = make("span", {});
         this.element = make("figure", { className: "plot" },
-            make("figcaption", {}, make("h3", { textContent: title }), this.now),
+            make("figcaption", {}, make("h2", { textContent: title }), this.now),
             make("div", { className: "frame" }, this.svg, this.most),
             note === "" ? null : make("p", { className: "hint", textContent: note }));
     }

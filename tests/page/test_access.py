@@ -1,5 +1,8 @@
-"""What a screen reader, the keyboard and a narrow window need."""
+"""What a screen reader, the keyboard and a narrow window need: names, the order of headings."""
 
+import pytest
+
+from server_harness import eventually
 from test_views import opened, score, spans
 
 # What a screen reader calls an element of this role: its label, or else its text.
@@ -14,3 +17,17 @@ def test_tokens_without_ink_have_a_name(browser, server):
     assert len(blank) >= 2
     assert {each.get_attribute("aria-label") for each in blank} == {"white space", "part of a character"}
     assert browser.run(NAMELESS) == 0
+
+
+@pytest.mark.parametrize("view", ["write", "score", "memory", "now"])
+def test_no_heading_skips_a_level(browser, server, view):
+    opened(browser, server, view)
+    if view == "now":
+        eventually(lambda: browser.find("#now-memory").is_displayed(), "the figures")
+    elif view == "memory":
+        browser.find("#memory-go").click()
+        eventually(lambda: browser.find("#memory-look").is_displayed(), "the text is traced")
+        spans(browser, "memory-text")[3].click()
+    levels = [int(each.tag_name[1]) for each in browser.all("h1, h2, h3, h4") if each.is_displayed()]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:])), levels
