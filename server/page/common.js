@@ -21,6 +21,13 @@ function show(element, isShown) {
     element.hidden = !isShown;
 }
 
+/* A table that is moved sideways where it is too wide, by the keyboard too. rows: its tr elements. */
+function wideTable(name, head, rows) {
+    return make("div", { className: "wide", tabIndex: 0, role: "region", ariaLabel: name }, make("table", {},
+        make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
+        make("tbody", {}, ...rows)));
+}
+
 /* A field's number; undefined if it is empty, which JSON.stringify leaves out. */
 function numberIn(id) {
     const text = $(id).value.trim();

@@ -249,9 +249,7 @@ async function memoryOverlays() {
     const head = ["Name", "Version", "Mode", "Rows", "Bytes", "SHA-256"];
     $("memory-overlays").replaceChildren(make("h2", { textContent: "Overlays" }), list.length === 0
         ? make("p", { className: "hint", textContent: "This server has none. PUT /memory/overlays/NAME brings one here." })
-        : make("div", { className: "wide" }, make("table", {},
-            make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
-            make("tbody", {}, ...rows))));
+        : wideTable("Overlays", head, rows));
     show($("memory-overlays"), true);
 }
 

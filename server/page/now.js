@@ -160,14 +160,16 @@ function nowMemory(sample) {
         nowCell(i, "used", percent, 1),
         nowCell(i, "kl", (nats) => short(nats) + " nats"),
         nowCell(i, "top", (n) => whole.format(n))));
-    const head = ["Memory", "Slots", "Used so far", "KL to even use", "Slots with 90 % of the weight"];
-    $("now-memory").replaceChildren(make("h2", { textContent: "Memories" }),
-        make("div", { className: "wide" }, make("table", {},
-            make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
-            make("tbody", {}, ...rows))),
-        make("p", { className: "hint", textContent: "A sample, not all: one position in 64, "
-            + many(metric(sample, "memory_sampled_positions") || 0, "position")
-            + " since the start. So what is used is a lower bound, and grows with the sample." }));
+    if ($("now-memory").children.length === 0) {
+        const head = ["Memory", "Slots", "Used so far", "KL to even use", "Slots with 90 % of the weight"];
+        $("now-memory").append(make("h2", { textContent: "Memories" }), wideTable("Memories", head, []),
+            make("p", { className: "hint" }));
+    }
+    /* The table itself stays: it may have been moved sideways, and have the focus. */
+    $("now-memory").querySelector("tbody").replaceChildren(...rows);
+    $("now-memory").querySelector(".hint").textContent = "A sample, not all: one position in 64, "
+        + many(metric(sample, "memory_sampled_positions") || 0, "position")
+        + " since the start. So what is used is a lower bound, and grows with the sample.";
 }
 
 /* ---- asking --------------------------------------------------------------------------------- */

@@ -1,7 +1,9 @@
-"""What a screen reader, the keyboard and a narrow window need: names, the order of headings."""
+"""What a screen reader, the keyboard and a narrow window need: names, the order of headings, tables that stay where
+they were moved."""
 
 import pytest
 
+from browser import PHONE
 from server_harness import eventually
 from test_views import opened, score, spans
 
@@ -31,3 +33,18 @@ def test_no_heading_skips_a_level(browser, server, view):
     levels = [int(each.tag_name[1]) for each in browser.all("h1, h2, h3, h4") if each.is_displayed()]
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in zip(levels, levels[1:])), levels
+
+
+def test_a_wide_table_is_moved_by_keyboard_and_stays_there(browser, server):
+    browser.size(*PHONE)
+    opened(browser, server, "now")
+    eventually(lambda: browser.find("#now-memory .wide").is_displayed(), "the table")
+    assert browser.run("""const wide = document.querySelector('#now-memory .wide');
+        wide.focus(); wide.scrollLeft = 100;
+        return [document.activeElement === wide, wide.scrollLeft, wide.getAttribute('role'), wide.ariaLabel]""") == [
+        True, 100, "region", "Memories"]
+    begun = browser.run("return document.querySelectorAll('.plot .line')[0].getAttribute('d')")
+    eventually(lambda: browser.run("return document.querySelectorAll('.plot .line')[0].getAttribute('d')") != begun,
+               "the next figures")
+    assert browser.run("""const wide = document.querySelector('#now-memory .wide');
+        return [document.activeElement === wide, wide.scrollLeft]""") == [True, 100]
