@@ -139,7 +139,11 @@ void api_info(struct server *server, struct exchange *x)
 
 void api_version(struct server *server, struct exchange *x)
 {
-    (void)server;
+    /* For the page, which is at both ports and asks this first: what it can ask for here. */
+    exchange_header(x, "X-Port", "%s",
+                    x->admin                           ? "admin"
+                    : server->options->admin_port != 0 ? "main"
+                                                       : "all");
     json_open(&x->out, '{');
     json_field_string(&x->out, "version", PKMSERVE_VERSION);
     json_close(&x->out, '}');

@@ -286,9 +286,9 @@ async function* askEvents(path, body, signal) {
 
 /* ---- what is served ------------------------------------------------------------------------- */
 
-/* Filled by main.js before a view starts. info: the answer of /info; null where there is none, which is
- * the admin port. */
-const served = { info: null, version: "" };
+/* Filled by main.js before a view starts. port: "main", "admin", or "all" where there is one port alone; ""
+ * is not known yet. info: the answer of /info; null at the admin port, which has none. */
+const served = { info: null, version: "", port: "" };
 
 function memoriesServed() {
     return served.info ? served.info.model.memories : [];

@@ -9,8 +9,8 @@ let viewNow = "";
 let isStarted = false; /* what is served is known */
 
 function viewBegin() {
-    if (!isStarted && viewNow !== "now") {
-        return;
+    if (!isStarted && (viewNow !== "now" || served.port === "")) {
+        return; /* figures are told while the model is loaded */
     }
     const isAdmin = isStarted && served.info === null;
     if (isAdmin && AT_ADMIN_FOR[viewNow]) {
@@ -80,17 +80,17 @@ function servedShow() {
             + slots.map((n) => whole.format(n)).join(" or ") + " slots", model.dtype + " on " + backend.name].join(" · "));
 }
 
-/* Asks until the model is loaded. /info is not at the admin port: then the page has figures alone. */
+/* Asks until the model is loaded. At the admin port the page has figures alone. */
 async function servedLoad() {
-    served.version = (await askJson("version")).version;
-    for (;;) {
+    const answer = await ask("version");
+    served.port = answer.headers.get("X-Port");
+    served.version = (await rest(answer.json())).version;
+    viewBegin();
+    while (served.port !== "admin") {
         try {
             served.info = await askJson("info");
             break;
         } catch (error) {
-            if (error.status === 404) {
-                break;
-            }
             if (error.status !== 503) {
                 throw error;
             }

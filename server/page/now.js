@@ -195,18 +195,7 @@ function nowSay(sample) {
 }
 
 async function nowAsk() {
-    let answer = null;
-    try {
-        answer = await ask("metrics");
-    } catch (error) {
-        if (error.status === 404) {
-            clearInterval(nowTimer);
-            nowTimer = null;
-            $("now-state").textContent = "This server tells its figures at the admin port (--admin-port): open this page there.";
-            return;
-        }
-        throw error;
-    }
+    const answer = await ask("metrics");
     const sample = { at: Date.now(), value: metricsOf(await rest(answer.text())) };
     nowAdd(sample);
     show($("now-plots"), true);
@@ -222,6 +211,10 @@ function nowTick() {
 }
 
 function nowStart() {
+    if (served.port === "main") {
+        $("now-state").textContent = "This server tells its figures at the admin port (--admin-port): open this page there.";
+        return;
+    }
     if (nowPlots === null) {
         nowPlots = nowMakePlots();
         $("now-plots").replaceChildren(...nowPlots.map(({ plot }) => plot.element));

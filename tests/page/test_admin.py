@@ -54,8 +54,22 @@ def test_the_main_port_says_where_the_counts_are(browser, admin):
     eventually(lambda: "open this page there" in browser.text("#map-state"), "a line says so")
 
 
+def test_the_main_port_says_where_the_figures_are_without_asking_for_them(browser, admin):
+    opened(browser, admin, "now")
+    eventually(lambda: "open this page there" in browser.text("#now-state"), "a line says so")
+    browser.find("#tab-write").click()
+    browser.find("#tab-now").click()
+    assert "open this page there" in browser.text("#now-state")
+    assert not any(url.endswith("/metrics") for url in browser.requests())
+
+
+def test_the_admin_port_shows_the_figures(browser, admin):
+    browser.open(admin.admin + "/#now")
+    eventually(lambda: browser.find("#now-memory").is_displayed() and browser.all(".plot"), "the figures")
+    assert browser.text("#served") == "admin port"
+
+
 def test_the_admin_port_has_the_overlays_and_a_map_of_all_traffic(browser, admin):
-    browser.refusals = ["/info"]  # which this port does not have: so the page knows where it is
     browser.open(admin.admin + "/#memory")
     eventually(lambda: browser.find("#memory-look").is_displayed(), "the map")
     row = browser.text("#memory-overlays tbody tr")

@@ -97,8 +97,9 @@ def test_no_key_is_needed_for_it_at_either_port(tmp_path):
     admin = free_port()
     with Server("--api-key-file", str(tmp_path / "keys"), "--admin-port", str(admin)) as s:
         main = "http://127.0.0.1:%d" % s.find_port(other_than=admin)
-        for url in (main, "http://127.0.0.1:%d" % admin):
+        for url, port in ((main, "main"), ("http://127.0.0.1:%d" % admin, "admin")):
             assert get(url + "/", **BROWSER).status_code == 200
+            assert get(url + "/version").headers["X-Port"] == port
             for path, kind in FILES.items():
                 assert get(url + path).headers["Content-Type"] == kind
         assert get(main + "/info", **BROWSER).status_code == 401  # what it asks for needs the key
@@ -107,6 +108,7 @@ def test_no_key_is_needed_for_it_at_either_port(tmp_path):
 
 def test_ui_off_removes_it():
     with Server("--ui", "off") as s:
+        assert s.get("/version").headers["X-Port"] == "all"
         for path in FILES:
             assert "--ui off" in error_of(s.get(path), 404, "route_not_found")
         at_root = get(s.url + "/", **BROWSER)
