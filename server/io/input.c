@@ -369,8 +369,11 @@ void input_language(struct fields *fields, const struct api_limits *limits, int 
         const size_t n = strlen(names);
         (void)snprintf(names + n, sizeof names - n, "%s%s", i == 0 ? "" : ", ", info->lang[i]);
     }
+    const char *const quote = word != NULL ? "\"" : "";
     (void)api_error_set(fields->error, 400, "invalid_value", used,
-                        "%s must be an id 0 ... %d or one of: %s", used, info->n_lang - 1, names);
+                        "%s is %s%.40s%s, but must be an id 0 ... %d or one of: %s", used, quote,
+                        word != NULL ? word : fields_shown(value).text, quote, info->n_lang - 1,
+                        names);
 }
 
 enum input_memory input_memory(struct fields *fields, const struct api_limits *limits)

@@ -106,10 +106,11 @@ def test_language_by_name_and_id(server):
         due = server.ok("/score", {"tokens": IDS, "target_ids": [5, 9], "lang": lang})["results"][0]
         assert got == pytest.approx([math.exp(t["logprob"]) for t in due["target_logprobs"]], rel=1e-6)
     assert got != pytest.approx(server.ok("/v1/score", labels)["scores"][0], rel=1e-3)
-    for wrong in ("de", 2, -1, True, 1.5, ["en"]):
+    for wrong, shown in (("de", '"de"'), (2, "2"), (-1, "-1"), (True, "a boolean"), (1.5, "1.5"),
+                         (["en"], "a list"), ("d\0", "a string")):
         message = error_of(server.post("/score", {"tokens": IDS, "language": wrong}), 400,
                            "invalid_value", "language")
-        assert "en, fr" in message
+        assert message == "language is %s, but must be an id 0 ... 1 or one of: en, fr" % shown
 
 
 def test_telemetry_of_two_memories(server):
