@@ -272,7 +272,8 @@ bool keys_allow(struct keys *keys, const char *authorization, uint64_t *client)
     const char *const token =
         authorization + sizeof scheme - 1 + strspn(authorization + sizeof scheme - 1, " ");
     struct key given = {.bytes = strcspn(token, " \t")};
-    if (given.bytes == 0 || given.bytes > KEY_BYTES_MAX) {
+    const char *const rest = token + given.bytes;
+    if (given.bytes == 0 || given.bytes > KEY_BYTES_MAX || rest[strspn(rest, " \t")] != '\0') {
         return false;
     }
     memcpy(given.text, token, given.bytes);
