@@ -35,6 +35,12 @@ static int no_command(const char *name)
     return EXIT_USAGE;
 }
 
+static int unexpected(const char *word)
+{
+    fprintf(stderr, "pkmserve: unexpected argument '%.60s'; see 'pkmserve help'\n", word);
+    return EXIT_USAGE;
+}
+
 /* `pkmserve help [command]`, `pkmserve --help`, and `pkmserve help man`, which prints a
  * document. What `help` and `version` do stands in the list of commands. */
 static int print_help(const char *name)
@@ -151,13 +157,19 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0 ||
         strcmp(argv[1], "-V") == 0 || strcmp(argv[1], "-v") == 0) {
+        if (argc > 2) {
+            return unexpected(argv[2]);
+        }
         printf("pkmserve %s\n", PKMSERVE_VERSION);
         return check_output(0);
     }
     char name[NAME_BYTES];
     if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 ||
         strcmp(argv[1], "-h") == 0) {
-        (void)command_name(name, argc - 2, argv + 2);
+        const int n_word = command_name(name, argc - 2, argv + 2);
+        if (argc - 2 > n_word) {
+            return unexpected(argv[2 + n_word]);
+        }
         return print_help(argc > 2 ? name : NULL);
     }
     const int n_word = command_name(name, argc - 1, argv + 1);
