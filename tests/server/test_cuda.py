@@ -268,6 +268,20 @@ def test_same_bits_in_a_crowd_and_in_every_placement(alone, placement):
         assert answers_in_a_crowd(s) == alone[0]
 
 
+def test_echo_says_what_score_does_however_a_prompt_is_cut():
+    """In bf16, where cuBLASLt multiplies rows of requests and tensor cores attend to them."""
+    text = SCORE["tokens"][0]
+    said = []
+    for rows in "64", "5":
+        with Server("--device", "cuda", "--dtype", "bf16", "--max-seqs", "3", "--max-batch-tokens", rows,
+                    "--max-model-len", "64", model=MODEL, env=environment()) as s:
+            assert {"library", "attention"} <= set(s.get("/info").json()["backend"]["fast_paths"])
+            scored = s.ok("/score", {"tokens": [text], "logprobs": 0})["results"][0]["tokens"]
+            echoed = s.ok("/generate", {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 0})
+            said += [[token["logprob"] for token in tokens] for tokens in (scored, echoed["choices"][0]["logprobs"])]
+    assert len(said[0]) == len(text) and said == [said[0]] * 4
+
+
 @pytest.mark.parametrize("flags", [["--kv-cache-dtype", "bf16"], ["--dtype", "bf16"]])
 def test_a_cache_in_bf16(alone, flags):
     with gpu(*flags) as s:
