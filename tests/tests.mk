@@ -98,6 +98,10 @@ $(B)/tests/bench/bench_device: $(patsubst %,$(B)/tests/bench/%.o,bench_device de
 .PHONY: tests test deps-test test-asan test-tsan
 tests: $(B)/pkmserve $(TEST_BIN) $(FUZZ_BIN) $(BENCH_BIN) $(GPU_PROGRAMS) $(B)/pkmserve-ids # builds them all, runs none
 
+# With CFLAGS=-fsyntax-only: what another compiler says of the tests, without their objects and programs.
+.PHONY: test-objects
+test-objects: $(call obj,$(wildcard tests/*/*.c tests/*/*.cc))
+
 deps-test:
 	@.ci/deps build test
 

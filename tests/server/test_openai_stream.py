@@ -87,21 +87,27 @@ def test_errors_before_the_first_token_keep_their_status(server):
              "token_out_of_range")
 
 
+@pytest.fixture(scope="module")
+def one_at_a_time():
+    with Server("--max-seqs", "1", "--ping-s", "0.05", "--device", "ref") as s:  # the reference is slow anywhere
+        yield s
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/generate_stream"])
-def test_silent_stream_sends_comments_also_before_the_first_token(path):
-    """It waits behind another request, whose client leaves when two comments have come. The reference is slow anywhere."""
-    with Server("--max-seqs", "1", "--ping-s", "0.05", "--device", "ref") as s:
-        blocker = s.connect()
-        blocker.sendall(head("/generate", json.dumps(
-            {"prompt": [[300] * 100], "max_tokens": 400, "ignore_eos": True}).encode()))
-        eventually(lambda: s.metric("num_requests_running") == 1, "the other request runs")
-        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}} if path == "/generate_stream" else {
-            "prompt": PROMPT, "max_tokens": 2, "stream": True}
-        answer = s.post(path, body, stream=True)
-        assert answer.status_code == 200
-        text = ""
-        for piece in answer.iter_content(None):
-            text += piece.decode()
-            if text.count(": ping\n\n") >= 2:
-                blocker.close()
-        assert text.startswith(": ping\n\n: ping\n\n") and "data: {" in text
+def test_silent_stream_sends_comments_also_before_the_first_token(one_at_a_time, path):
+    """It waits behind another request, whose client leaves when two comments have come."""
+    s = one_at_a_time
+    blocker = s.connect()
+    blocker.sendall(head("/generate", json.dumps(
+        {"prompt": [300] * 10, "max_tokens": 500, "ignore_eos": True}).encode()))
+    eventually(lambda: s.metric("num_requests_running") == 1, "the other request runs")
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}} if path == "/generate_stream" else {
+        "prompt": PROMPT, "max_tokens": 2, "stream": True}
+    answer = s.post(path, body, stream=True)
+    assert answer.status_code == 200
+    text = ""
+    for piece in answer.iter_content(None):
+        text += piece.decode()
+        if text.count(": ping\n\n") >= 2:
+            blocker.close()
+    assert text.startswith(": ping\n\n: ping\n\n") and "data: {" in text
