@@ -266,7 +266,7 @@ struct cuda_kernel_shared {
     const void *kernel;
     size_t bytes;
 };
-enum { CUDA_KERNEL_MAX = 128 }; /* of such kernels; there are some 40 */
+enum { CUDA_KERNEL_MAX = 256 }; /* of such kernels; there are some 130 */
 
 /* What the matrices of weights are: F32 alone means that nothing is to be rounded. The last of
  * those that there are: beside F16 there may be BF16, which F32 ones are split into. */
