@@ -175,8 +175,8 @@ def open_source(path, family, memory):
         found = [name for name, module in MODULES.items() if module.looks_like(file.root)]
         family = found[0] if found else "memory-layers" if memory_layers.is_place(path) else None
     if family is None:
-        raise Refused("not an XLM checkpoint, nor one of the all-attention network or of memory"
-                      " layers")
+        raise Refused("not an XLM checkpoint, nor one of the all-attention network, of memory layers"
+                      " or of sparse-memory-lm")
     return file, family
 
 

@@ -32,6 +32,7 @@ REST, WHOLE = "rest.pt", "model.pt"
 Q4, SCALES, BF16, META = "values_q4.bin", "scales_q4.bin", "values_bf16.bin", "meta.json"
 META_BYTES_MAX = 1 << 20
 SETTABLE = ["eos_token_id"]
+ADDON = "addon_cfg"
 # The vocabulary of all models published or described: GPT-2's, padded.
 GPT2_IDS = {50304: {"eos_token_id": 50256}, 50257: {"eos_token_id": 50256}}
 BATCH_NORM_EPS = 1e-5  # PyTorch's default, whatever norm_eps is
@@ -40,7 +41,9 @@ IGNORED = ".query_norm.num_batches_tracked"
 
 
 def looks_like(root):
-    return isinstance(root, dict) and "model_config" in root and "state_dict" in root
+    """Whether a checkpoint's top level is the author's. That of his add-on to another model is his too, and
+    read refuses it."""
+    return isinstance(root, dict) and "state_dict" in root and ("model_config" in root or ADDON in root)
 
 
 def source_in(folder):
@@ -268,6 +271,9 @@ def read(file, settings, dtype):  # settings are read_text's
     if not looks_like(root) or not isinstance(root["state_dict"], dict):
         raise Refused("not a file of sparse-memory-lm: a dictionary with 'model_config' and 'state_dict'"
                       " expected, got %s" % show(root))
+    if "model_config" not in root:
+        raise Refused("'model_config' is missing: with '%s' this is an add-on to another model, which is"
+                      " not served" % ADDON)
     p = sparse_memory_lm_config.read(root["model_config"])
     weights, shapes = root["state_dict"], _shapes(p)
     tables, copies = _table_names(p), {"lm_head.weight": "tok_emb.weight"}

@@ -170,6 +170,7 @@ REFUSED = {
     "table_keys": (lambda root: root.update(table_keys=["layers.1.ffn.values.weight"]), "table_keys: "),
     "table_shape": (lambda root: root.update(table_shape=[4096, 32]), "table_shape: [4096, 64] expected"),
     "no config": (lambda root: root.update(model_config=None), "model_config: a dictionary expected"),
+    "an add-on": (lambda root: root.update(addon_cfg=root.pop("model_config")), "'model_config' is missing"),
 }
 
 
