@@ -38,10 +38,13 @@ def _check_size(source, n_token, n_vocab):
         raise Refused("%s: %d tokens, but the vocabulary has %d words" % (source, n_token, n_vocab))
 
 
-def _highest(source, ids):
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise Refused("%s: an id that is not a count" % source)
-    return max(ids, default=-1) + 1
+def _n_id(source, tokens):
+    """One more than the highest id. tokens: (token, id)."""
+    for token, number in tokens:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise Refused("%s: the id of token %s is %s; a whole number from 0 on is expected"
+                          % (source, show(token), show(number)))
+    return max((number for _, number in tokens), default=-1) + 1
 
 
 def _template_first(root):
@@ -69,14 +72,15 @@ def _read_json(path, n_vocab, source):
         if not os.path.isfile(beside):
             raise Refused("%s: a vocabulary without merges: %s must stand beside it"
                           % (source, os.path.basename(beside)))
-        _check_size(source, _highest(source, root.values()), n_vocab)
+        _check_size(source, _n_id(source, root.items()), n_vocab)
         ids = {"eos_token_id": root[END_OF_TEXT[0]]} if END_OF_TEXT[0] in root else {}
         return [(path, "vocab.json"), (beside, "merges.txt")], ids
     vocab, added = model.get("vocab"), root.get("added_tokens", [])
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise Refused("%s: added_tokens: a list of objects expected, got %s" % (source, show(added)))
     bpe_pipeline.check(root, source)
-    _check_size(source, _highest(source, [*vocab.values(), *(token.get("id") for token in added)]), n_vocab)
+    tokens = [*vocab.items(), *((token.get("content"), token.get("id")) for token in added)]
+    _check_size(source, _n_id(source, tokens), n_vocab)
     ids = {"eos_token_id": token["id"] for token in added if token.get("content") in END_OF_TEXT}
     first = _template_first(root)
     return [(path, "tokenizer.json")], {**ids, **({} if first is None else {"bos_token_id": first})}

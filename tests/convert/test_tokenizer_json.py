@@ -89,6 +89,7 @@ REFUSED = [
     ({"added_tokens.0.new_key": 1}, "an added token has the key", "new_key"),
     ({"added_tokens.0.lstrip": 0}, "lstrip of an added token is", "0"),
     ({"added_tokens.0.content": "!"}, "has the id 1000", "0 in model.vocab"),
+    ({"model.vocab.!": 1.5}, "the id of token", "1.5"),
     # SentencePiece's, whole or by one of its signs: both messages say what is needed.
     ({"model.type": "Unigram"}, "Unigram", OTHER),
     ({"model.byte_fallback": True}, "model.byte_fallback", OTHER),
