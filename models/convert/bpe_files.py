@@ -26,7 +26,7 @@ def kind(path):
     with open(path, "rb") as file:
         head = file.read(1 << 13)
     line = head.split(b"\n")[0].split(b" ")
-    if head[:1] == b"{":
+    if head.lstrip(b" \t\r\n")[:1] == b"{":
         return "json"
     is_rank = len(line) == 2 and line[1].isdigit() and line[0] and len(line[0]) % 4 == 0 \
         and line[0].rstrip(b"=").replace(b"+", b"").replace(b"/", b"").isalnum()

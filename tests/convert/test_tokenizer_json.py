@@ -176,6 +176,13 @@ def test_a_split_that_is_split_again_is_refused(sources):
     check(sources, "qwen2", {"pre_tokenizer.pretokenizers.1.use_regex": True}, "use_regex behind a Split")
 
 
+def test_white_space_may_precede_the_object(sources, tmp_path):
+    source = sources["gpt2"][0]
+    (source / "tokenizer.json").write_text("\n " + changed("gpt2", {}))
+    got = convert(source, "--output", tmp_path / "model")
+    assert (got.status, got.err, inspect(tmp_path / "model")) == (0, "", (0, ""))
+
+
 @pytest.mark.parametrize("case, changes", [
     *((case, {}) for case in SIZES),
     ("gpt2", {"normalizer": step("NFC")}), ("gpt2", {"normalizer": sequence("normalizers")}),
