@@ -342,20 +342,20 @@ enum err_code bpe_add_added(struct bpe_tokenizer *t, struct added_token token, b
 
 /* Rows of the model's matrices that no token has are usual: matrices are padded to a round size.
  * More of them than that speak of another model's tokenizer. */
-static bool is_padding(int n_row, int n_vocab)
+static int padding_max(int n_vocab)
 {
-    return n_row <= 256 || n_row <= n_vocab / 8;
+    return n_vocab / 8 > 256 ? n_vocab / 8 : 256;
 }
 
 enum err_code bpe_finish(struct bpe_tokenizer *t, const char *path, struct err *err)
 {
     const int n_vocab = t->base.n_piece;
-    if (!is_padding(n_vocab - t->n_token, n_vocab)) {
+    if (n_vocab - t->n_token > padding_max(n_vocab)) {
         return err_set(
             err, ERR_FORMAT,
-            "%s: its number of tokens is %d, the model's vocab_size is %d: they do not belong "
-            "together",
-            path, t->n_token, n_vocab);
+            "%s: its number of tokens is %d, the model's vocab_size is %d, of which at most %d may "
+            "be without a token: they do not belong together",
+            path, t->n_token, n_vocab, padding_max(n_vocab));
     }
     for (int byte = 0; byte < 256; byte++) {
         if (t->bpe.byte_id[byte] < 0) {

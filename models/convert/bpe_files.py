@@ -34,8 +34,11 @@ def kind(path):
 
 
 def _check_size(source, n_token, n_vocab):
-    if n_token > n_vocab or n_vocab - n_token > max(PADDING, n_vocab // 8):
-        raise Refused("%s: %d tokens, but the vocabulary has %d words" % (source, n_token, n_vocab))
+    padding_max = max(PADDING, n_vocab // 8)
+    if n_token > n_vocab or n_vocab - n_token > padding_max:
+        raise Refused("%s: %d tokens, but the vocabulary has %d words%s" % (
+            source, n_token, n_vocab, "" if n_token > n_vocab else
+            ", of which at most %d may be without a token" % padding_max))
 
 
 def _n_id(source, tokens):

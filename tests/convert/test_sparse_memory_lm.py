@@ -228,5 +228,9 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path):
     assert "1607 tokens, but the vocabulary has 1024 words" in refused(SET, tmp_path / "model",
                                                                        "--tokenizer", other)
     vocab = tmp_path / "vocab.json"
+    (tmp_path / "merges.txt").touch()
     vocab.write_text(json.dumps({chr(33 + i): i for i in range(90)}))
+    assert "90 tokens, but the vocabulary has 1024 words, of which at most 256 may be without" in \
+        refused(SET, tmp_path / "model", "--tokenizer", vocab)
+    (tmp_path / "merges.txt").unlink()
     assert "merges.txt must stand beside it" in refused(SET, tmp_path / "model", "--tokenizer", vocab)

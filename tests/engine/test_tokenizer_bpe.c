@@ -903,7 +903,9 @@ static void test_sizes(void **state)
     expect_refused(text, 999, "its number of tokens is 1000, the model's vocab_size is 999",
                    "fewer");
     expect_refused(text, 1000, "has the id 1000, the model's vocab_size is 1000", "one fewer");
-    expect_refused(text, 1258, "its number of tokens is 1001, the model's vocab_size is 1258",
+    expect_refused(text, 1258,
+                   "its number of tokens is 1001, the model's vocab_size is 1258, of which at most "
+                   "256 may be without a token",
                    "many more");
     tokenizer_close(from_text(text, 1257));
     free(text);
