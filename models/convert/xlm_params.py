@@ -71,10 +71,10 @@ class Fields:
             refuse(field, "true or false expected, got %s" % show(value))
         return value
 
-    def count(self, field, low, high):
+    def count(self, field, low, high, more=""):
         value = self.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            refuse(field, "an integer %d..%d expected, got %s" % (low, high, show(value)))
+            refuse(field, "an integer %d..%d%s expected, got %s" % (low, high, more, show(value)))
         return value
 
     def number(self, field):
@@ -212,7 +212,7 @@ def _refuse_impossible(f, m):
     if m.modulo != -1:
         n_indices = f.get("n_indices")
         most = n_indices - 1 if isinstance(n_indices, int) else 2 ** 31 - 1
-        f.count("mem_modulo_size", 1, most)
+        f.count("mem_modulo_size", 1, most, " or -1")
     if not 1e-6 <= m.temperature <= 1e6:
         refuse("mem_temperature", "1e-6 to 1e6 expected, got %s" % show(m.temperature))
 

@@ -74,7 +74,7 @@ IMPOSSIBLE = [
     ({"mem_score_normalize": True}, "mem_score_normalize", "mem_score_subtract"),
     ({"mem_grouped_conv": True}, "mem_grouped_conv", "mem_multi_query_net"),
     ({"mem_multi_query_net": True}, "mem_multi_query_net", "mem_query_layer_sizes"),
-    ({"mem_modulo_size": 16}, "mem_modulo_size", "1..15"),
+    ({"mem_modulo_size": 16}, "mem_modulo_size", "1..15 or -1"),
     ({"mem_modulo_size": 0}, "mem_modulo_size", "got 0"),
     ({"mem_n_keys": 5}, "mem_n_keys", "4 keys"),
     ({"mem_size": 17}, "mem_size", "16 expected"),
