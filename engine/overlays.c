@@ -55,7 +55,7 @@ void overlays_close(struct overlays *overlays)
         return;
     }
     for (int i = 0; i < OVERLAYS_MAX; i++) {
-        overlays_unref(overlays->name[i].newest);
+        overlays_leave_and_unref(overlays->name[i].newest);
         overlays->name[i].newest = NULL;
     }
     tensors_close(overlays->tensors);
@@ -76,10 +76,9 @@ static void free_version(struct overlay_version *version)
     free(version);
 }
 
-void overlays_unref(struct overlay_version *version)
+void overlays_leave(struct overlay_version *version)
 {
-    if (version == NULL ||
-        atomic_fetch_sub_explicit(&version->refs, 1, memory_order_acq_rel) != 1) {
+    if (atomic_fetch_sub_explicit(&version->readers, 1, memory_order_acq_rel) != 1) {
         return;
     }
     struct overlays *const store = version->store;
@@ -91,8 +90,23 @@ void overlays_unref(struct overlay_version *version)
     *at = version->next;
     store->used -= version->bytes;
     pthread_mutex_unlock(&store->lock);
-    free_version(version);
-    unref_store(store);
+}
+
+void overlays_unref(struct overlay_version *version)
+{
+    if (atomic_fetch_sub_explicit(&version->refs, 1, memory_order_acq_rel) == 1) {
+        struct overlays *const store = version->store;
+        free_version(version);
+        unref_store(store);
+    }
+}
+
+void overlays_leave_and_unref(struct overlay_version *version)
+{
+    if (version != NULL) {
+        overlays_leave(version);
+        overlays_unref(version);
+    }
 }
 
 struct overlay_name *overlays_find_name(struct overlays *overlays, const char *name)
@@ -171,7 +185,7 @@ static bool publish(struct overlays *overlays, struct overlay_version *version,
         overlays_tell_newest(name, info);
     }
     pthread_mutex_unlock(&overlays->lock);
-    overlays_unref(before);
+    overlays_leave_and_unref(before);
     return name != NULL;
 }
 
@@ -222,6 +236,7 @@ static struct overlay_version *new_version(struct overlays *overlays, const char
     }
     version->store = overlays;
     atomic_init(&version->refs, 1);
+    atomic_init(&version->readers, 1);
     (void)snprintf(version->info.name, sizeof version->info.name, "%s", name);
     memcpy(version->info.sha256, overlay->sha256, sizeof version->info.sha256);
     version->info.add = overlay->add;
@@ -364,7 +379,7 @@ static enum err_code put_checked(struct overlays *overlays, const char *name,
                        OVERLAYS_MAX);
     }
     if (code != ERR_OK) {
-        overlays_unref(version);
+        overlays_leave_and_unref(version);
     }
     return code;
 }
@@ -408,6 +423,6 @@ bool overlays_delete(struct overlays *overlays, const char *name)
         entry->newest = NULL;
     }
     pthread_mutex_unlock(&overlays->lock);
-    overlays_unref(newest);
+    overlays_leave_and_unref(newest);
     return entry != NULL;
 }

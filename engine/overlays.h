@@ -3,7 +3,8 @@
  *
  *   overlays_put ─► checked ─► room in the arena ─► filled ─► the name's newest version
  *   overlays_take ─► references to the newest versions of some names, for one request
- *   overlays_drop, another put, overlays_delete ─► the last reference gives the room back
+ *   overlays_leave_all, overlays_drop, another put, overlays_delete ─► the last one that may
+ *   read the rows gives the room back, the last reference the description
  *
  * All rows lie in one block of the backend's memory, reserved at the start. A version never
  * changes. Where the backend's memory is the host's, whoever puts also writes the rows, into room
@@ -48,6 +49,7 @@ struct request_overlays {
     int n_entry;
     unsigned char digest[SHA256_BYTES]; /* of the contents, the same in any order; zeros if there
                                          * are none */
+    bool has_left; /* no row will be read any more. Only for the engine, and for who drops it */
 };
 
 /* The overlays that an API key is bound to. */
@@ -116,6 +118,8 @@ void overlays_begin(struct overlays *overlays, void (*wake)(void *ctx), void *ct
 void overlays_end(struct overlays *overlays);
 /* Uploads one piece of the overlay that is being put. Returns whether there is more. */
 bool overlays_turn(struct overlays *overlays);
+/* All results of the request are there: it reads no more rows, but can still be told of. */
+void overlays_leave_all(struct request_overlays *taken);
 /* Counts which of a row's look-ups in memory m, slots[n], an overlay of the request answered. */
 void overlays_count(struct overlays *overlays, const struct request_overlays *taken, int owner,
                     const int32_t *slots, int n);

@@ -18,6 +18,7 @@ struct overlay_slots {
 struct overlay_version {
     struct overlays *store;       /* one reference */
     atomic_int refs;              /* requests, and the name while it is the newest */
+    atomic_int readers;           /* those of them that may read its rows still */
     struct overlay_info info;     /* but n_request */
     size_t first, bytes;          /* of the arena */
     struct overlay_version *next; /* Guard: lock. The list of all versions, by first */
@@ -64,8 +65,12 @@ struct overlays {
     atomic_llong n_read, n_hit;
 };
 
-/* Drops a reference; the last one gives its room back. NULL is fine. */
+/* Will read the rows no more: the last reader gives the room back. The reference stays. */
+void overlays_leave(struct overlay_version *version);
+/* Drops the reference of who has left. */
 void overlays_unref(struct overlay_version *version);
+/* Both. NULL is fine. */
+void overlays_leave_and_unref(struct overlay_version *version);
 /* The entry of a name that has a version, or NULL. Under the lock. */
 struct overlay_name *overlays_find_name(struct overlays *overlays, const char *name);
 /* Copies the description of the newest version. Under the lock. */

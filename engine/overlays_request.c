@@ -146,6 +146,7 @@ static enum err_code take_newest(struct overlays *overlays, const char *const *n
             continue;
         }
         atomic_fetch_add_explicit(&entry->newest->refs, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&entry->newest->readers, 1, memory_order_relaxed);
         taken->version[taken->n++] = entry->newest;
         entry->n_request++;
     }
@@ -175,8 +176,19 @@ enum err_code overlays_take(struct overlays *overlays, const char *const *name, 
     return ERR_OK;
 }
 
+void overlays_leave_all(struct request_overlays *taken)
+{
+    for (int i = 0; i < taken->n; i++) {
+        overlays_leave(taken->version[i]);
+    }
+    taken->has_left = true;
+}
+
 void overlays_drop(struct request_overlays *taken)
 {
+    if (!taken->has_left) {
+        overlays_leave_all(taken);
+    }
     for (int i = 0; i < taken->n; i++) {
         overlays_unref(taken->version[i]);
     }

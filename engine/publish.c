@@ -168,8 +168,13 @@ void publish_wake(struct publisher *publisher)
         publisher->dirty = job->dirty_next;
         job->dirty = false;
         job->dirty_next = NULL;
+        const bool is_over =
+            atomic_load_explicit(&request->n_item_done, memory_order_relaxed) == request->n_item;
+        if (is_over) { /* whoever reads the answer may take long */
+            overlays_leave_all(&request->overlays);
+        }
         request_wake(request);
-        if (atomic_load_explicit(&request->n_item_done, memory_order_relaxed) == request->n_item) {
+        if (is_over) {
             CHECK(!job->queued && job->n_running == 0);
             queue_job_free(publisher->queue, job);
             request_drop(request);

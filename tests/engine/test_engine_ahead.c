@@ -63,7 +63,7 @@ static void what_depends_on_the_token_waits_for_it(void **state)
     (void)state;
     enum { PENALTY, TRACE, OVERLAY, N_REASON };
     for (int reason = 0; reason < N_REASON; reason++) {
-        struct overlay_version version = {.refs = 2}; /* without rows. Never freed */
+        struct overlay_version version = {.refs = 2, .readers = 2}; /* without rows. Never freed */
         struct engine_options options = harness_options(harness_dir);
         options.overlay_bytes = reason == OVERLAY ? 4096 : 0;
         struct engine *const engine = harness_open(&options);

@@ -221,6 +221,29 @@ def test_versions_while_requests_run(base, changed):
             assert s.put(name, base.overlay({0: (slots[:7], "BF16", rows[:7])}))["version"] == version
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_nobody_reads_keeps_no_room(base, changed, stream):
+    """The rows of a version are the engine's: it needs them no more when the last result is there."""
+    slots, rows = changed
+    with Admin("--overlay-bytes", str(4 << 20), "--min-read-rate", "0", model=base.directory) as s:
+        s.put("old", base.overlay({0: (slots, "BF16", rows)}))
+        assert s.metric_of("overlay_bytes") > 2 << 20
+        body = json.dumps({"text": [TEXT * 15] * 20, "logprobs": 20, "overlay": "old", "stream": stream})
+        with socket.socket() as unread:
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.connect(("127.0.0.1", s.port))
+            unread.sendall(b"POST /score HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+                           % (len(body), body.encode()))
+            eventually(lambda: s.metric_of("num_requests_running") == 1, "it runs")
+            assert s.ask("DELETE", "/memory/overlays/old").status_code == 200
+            eventually(lambda: s.metric_of("num_requests_running") == 0, "all results are there")
+            eventually(lambda: s.metric_of("overlay_bytes") == 0, "the room is given back", 10)
+            s.put("new", base.overlay({0: (slots, "BF16", rows * 1)}))
+            unread.settimeout(PATIENCE)
+            answer = b"".join(iter(lambda: unread.recv(1 << 20), b""))
+        assert answer.startswith(b"HTTP/1.1 200") and b'"name":"old","version":1' in answer.replace(b" ", b"")
+
+
 def test_a_file_may_be_larger_than_what_other_bodies_may_take(base):
     file = base.overlay({0: (np.arange(2000), "F32", np.zeros((2000, 256), "<f4"))})
     with Admin("--overlay-bytes", str(8 << 20), "--max-buffered-bytes", str(1 << 20), model=base.directory) as s:
