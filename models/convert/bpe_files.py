@@ -50,22 +50,6 @@ def _n_id(source, tokens):
     return max((number for _, number in tokens), default=-1) + 1
 
 
-def _template_first(root):
-    """The id of the token that a template puts before a text, or None."""
-    step = root.get("post_processor")
-    steps = step.get("processors", [step]) if isinstance(step, dict) else []
-    for one in steps if isinstance(steps, list) else []:
-        single = one.get("single") if isinstance(one, dict) else None
-        first = single[0] if isinstance(single, list) and len(single) == 2 else None
-        token = first.get("SpecialToken") if isinstance(first, dict) else None
-        special = one.get("special_tokens") if token else None
-        found = special.get(token.get("id")) if isinstance(special, dict) else None
-        ids = found.get("ids") if isinstance(found, dict) else None
-        if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], int):
-            return ids[0]
-    return None
-
-
 def _read_json(path, n_vocab, source):
     root = load(path, BYTES_MAX)
     model = root.get("model")
@@ -85,7 +69,7 @@ def _read_json(path, n_vocab, source):
     tokens = [*vocab.items(), *((token.get("content"), token.get("id")) for token in added)]
     _check_size(source, _n_id(source, tokens), n_vocab)
     ids = {"eos_token_id": token["id"] for token in added if token.get("content") in END_OF_TEXT}
-    first = _template_first(root)
+    first = bpe_pipeline.template_first(root, n_vocab, source)
     return [(path, "tokenizer.json")], {**ids, **({} if first is None else {"bos_token_id": first})}
 
 

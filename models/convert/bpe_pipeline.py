@@ -159,3 +159,22 @@ def check(root, source):
     _check_normalizer(file)
     _check_pretokenizer(file)
     _check_added(file, model["vocab"])
+
+
+def _inside(value, key):
+    return value.get(key) if isinstance(value, dict) and isinstance(key, str) else None
+
+
+def template_first(root, n_vocab, source):
+    """The id of the token that a template puts before a text, or None. root: what check let pass."""
+    for step in _File(root, source).optional_steps("post_processor"):
+        if not _is_template(step) or len(step["single"]) != 2:
+            continue
+        token = _inside(_inside(step["single"][0], "SpecialToken"), "id")
+        ids = _inside(_inside(step.get("special_tokens"), token), "ids")
+        if not isinstance(ids, list) or len(ids) != 1 or not isinstance(ids[0], int) \
+                or isinstance(ids[0], bool) or not 0 <= ids[0] < n_vocab:
+            raise Refused("%s: post_processor puts %s before a text, whose ids in special_tokens are %s; one whole"
+                          " number 0..%d is expected" % (source, show(step["single"][0]), show(ids), n_vocab - 1))
+        return ids[0]
+    return None

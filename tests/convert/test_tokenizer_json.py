@@ -113,7 +113,7 @@ def changed(case, changes):
         at = root
         for part in parts:
             at = at[int(part) if isinstance(at, list) else part]
-        at[key] = value
+        at[int(key) if isinstance(at, list) else key] = value
     return json.dumps(root)
 
 
@@ -174,6 +174,22 @@ def test_other_splits_are_refused(key, value, found, sources):
 
 def test_a_split_that_is_split_again_is_refused(sources):
     check(sources, "qwen2", {"pre_tokenizer.pretokenizers.1.use_regex": True}, "use_regex behind a Split")
+
+
+FIRST = "post_processor.processors.1.single.0"
+FIRST_IDS = "post_processor.processors.1.special_tokens.<|begin_of_text|>.ids"
+
+
+@pytest.mark.parametrize("place, value", [
+    *((FIRST_IDS, [id]) for id in (-5, 1305, 2**40, True, "1299", None)), (FIRST_IDS, []), (FIRST_IDS, [1299, 1300]),
+    *((FIRST, {"SpecialToken": token}) for token in ("x", {"id": ["x"]}, {"id": "x"}, {})), (FIRST, 5)])
+def test_the_token_before_a_text_is_one_of_the_vocabulary(place, value, sources, tmp_path):
+    source = sources["llama3"][0]
+    (source / "tokenizer.json").write_text(changed("llama3", {place: value}))
+    got = convert(source, "--output", tmp_path / "model")
+    assert got.status == 1 and got.err.count("\n") == 1 and not (tmp_path / "model").exists()
+    for word in ("tokenizer.json", "post_processor puts", "special_tokens", "0..1304"):
+        assert word in got.err, got.err
 
 
 def test_white_space_may_precede_the_object(sources, tmp_path):
