@@ -351,5 +351,7 @@ class TorchFile:
             raise Refused("torch.BFloat16Storage: checkpoints of this family have no bfloat16")
         item = storage.dtype.itemsize
         begin = self.locate(storage) + tensor.offset * item
-        view = np.ndarray(size, storage.dtype, self.data, begin, [step * item for step in stride])
+        # Where a dimension has one element, its stride is never taken, and may be any number.
+        strides = [step * item if n > 1 else 0 for n, step in zip(size, stride)]
+        view = np.ndarray(size, storage.dtype, self.data, begin, strides)
         return Brain(view) if storage.dtype == BF16 else view

@@ -97,6 +97,17 @@ def test_both_containers_give_the_same(tmp_path):
         == (tmp_path / "checkpoint_legacy" / "model.safetensors").read_bytes()
 
 
+def test_the_stride_of_one_element_is_never_taken(tmp_path):
+    w = weights()
+    plain = made(tmp_path, checkpoint(tmp_path, w))
+    for tensor in (w["key_pe"], w["layers.0.attn.attn.adaptive_span._mask.current_val"]):
+        tensor.stride = tuple(2**63 - 1 if n == 1 else step for n, step in zip(tensor.size, tensor.stride))
+    got = made(tmp_path, checkpoint(tmp_path, w))
+    assert got[0] == plain[0]
+    for name, array in got[1].items():
+        np.testing.assert_array_equal(array, plain[1][name])
+
+
 def test_refusals(tmp_path, refused):
     source = checkpoint(tmp_path, weights())
     vocab = ("--vocab", tmp_path / "vocab.txt")
