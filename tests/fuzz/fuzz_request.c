@@ -1,7 +1,7 @@
 /* Fuzzes the request parsers and the answer writers: bytes of a body, as they would come in over
- * HTTP. The first byte chooses the route, its dialect and whether there is a tokenizer, the rest is
- * the body. What parses is "run" by filling in results, and every answer and event must be valid
- * JSON. */
+ * HTTP. The first byte chooses the route, its dialect, whether there is a tokenizer and whether the
+ * model is a bare one, the rest is the body. What parses is "run" by filling in results, and every
+ * answer and event must be valid JSON. */
 #include "engine/tokenizer.h"
 #include "server/generate/openai.h"
 #include "server/generate/sse.h"
@@ -39,6 +39,10 @@ static struct model_info *new_info(void)
         .d_value = 8};
     return info;
 }
+
+/* A model without what others have: a limit of its context, special tokens, languages, memories. */
+static const struct model_info bare = {
+    .n_vocab = N_VOCAB, .bos_id = -1, .eos_id = -1, .pad_id = -1, .unk_id = -1};
 
 /* Results that follow from the input, of the shapes that the engine writes. */
 static void finish_item(const struct request *request, struct item *item, int n_out)
@@ -287,10 +291,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (bytes == 0) {
         return 0;
     }
-    const struct api_limits limits = {.info = info,
+    const struct api_limits limits = {.info = (data[0] & 128) != 0 ? &bare : info,
                                       .tokenizer = (data[0] & 2) != 0 ? NULL : tokenizer,
                                       .model_name = "m",
-                                      .context = CONTEXT,
+                                      .context = (data[0] & 128) != 0 ? 0 : CONTEXT,
                                       .requests = requests,
                                       .trace_bytes = {TRACE_BYTES, "--memory-trace-bytes"},
                                       .max_trace = {4096, "--max-trace-bytes"},
