@@ -172,7 +172,7 @@ static bool is_choice(const char *choices, const char *value)
     const char *choice = choices;
     while (choice && (strcspn(choice, "|") != bytes || memcmp(choice, value, bytes) != 0)) {
         choice = strchr(choice, '|');
-        choice += choice != NULL;
+        choice = choice != NULL ? choice + 1 : NULL;
     }
     return choice != NULL;
 }
