@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -215,6 +216,10 @@ static void the_key_with_most_waiting_is_refused_first(void **state)
         {3, true, 400, ERR_OK},
         {2, true, 1, ERR_QUEUE_TOKENS},
     };
+    static const struct push alike[] = {
+        {1, true, 600, ERR_OK}, {2, true, 600, ERR_QUEUE_TOKENS}, /* nobody has more waiting */
+    };
+    push_each(alike, sizeof alike / sizeof alike[0]);
     push_each(push, sizeof push / sizeof push[0]);
 }
 
@@ -310,6 +315,131 @@ static void who_was_passed_comes_first_once(void **state)
     queue_close(&queue);
 }
 
+/* Ends all that waits. */
+static void end_all(struct queue *queue)
+{
+    struct job *job = NULL;
+    while ((job = queue_take_dead(queue, 0, true)) != NULL) {
+        end_job(queue, job);
+    }
+}
+
+/* What is left out of a class's turns, and for how long. */
+static void who_lacks_memory_is_left_out(void **state)
+{
+    (void)state;
+    const struct plan_running nothing = {.n_max = 64};
+    struct queue queue;
+    struct request *request[2];
+    assert_int_equal(open_queue(&queue, 2, 1000, 1), ERR_OK);
+    for (int i = 0; i < 2; i++) {
+        request[i] = new_request(PRIORITY_BULK);
+        assert_int_equal(queue_push(&queue, request[i], 100, NULL), ERR_OK);
+    }
+    struct job *const first = queue.head[PRIORITY_BULK];
+    struct job *const second = first->next;
+    first->lacks_pages = true;
+    first->n_passed = PLAN_PASS_MAX;
+    assert_ptr_equal(pick(&queue, PRIORITY_BULK), second);
+    assert_null(queue_pick_passed(&queue, &nothing));
+    queue_try_pages(&queue);
+    assert_ptr_equal(pick(&queue, PRIORITY_BULK), first);
+    assert_ptr_equal(queue_pick_passed(&queue, &nothing), first);
+    request[0]->trace_bytes = 8;
+    assert_ptr_equal(pick(&queue, PRIORITY_BULK), first);
+    assert_ptr_equal(queue_pick(&queue, &nothing, PRIORITY_BULK, false), second);
+    request[0]->trace_bytes = 0;
+
+    /* Only who has lacked pages was passed, and no longer once it is admitted. The sequence had
+     * more positions than the rest of its request was counted for. */
+    queue_admitted(&queue, second, 101);
+    assert_int_equal(first->n_passed, PLAN_PASS_MAX);
+    first->lacked_pages = true;
+    queue_admitted(&queue, first, 10);
+    assert_ptr_equal(pick(&queue, PRIORITY_BULK), second); /* it is the other's turn */
+    queue_admitted(&queue, second, 1);
+    assert_int_equal(first->n_passed, 0);
+    assert_int_equal(second->n_passed, 0);
+    assert_int_equal(atomic_load(&stats.waiting_tokens), 90);
+    queue_ended(first);
+    queue_ended(second);
+    queue_ended(second);
+    end_all(&queue);
+    request_release(request[0]);
+    request_release(request[1]);
+    queue_close(&queue);
+}
+
+/* Of the same number of times passed, the bulk one comes first, then the one that came first. */
+static void of_those_passed_alike_a_bulk_one_is_first(void **state)
+{
+    (void)state;
+    const struct plan_running nothing = {.n_max = 64};
+    struct queue queue;
+    assert_int_equal(open_queue(&queue, 4, 1000, 1), ERR_OK);
+    for (int i = 0; i < 4; i++) {
+        struct request *const request = new_request(i < 2 ? PRIORITY_INTERACTIVE : PRIORITY_BULK);
+        assert_int_equal(queue_push(&queue, request, 1, NULL), ERR_OK);
+        request_release(request);
+    }
+    for (int prio = 0; prio < 2; prio++) {
+        queue.head[prio]->n_passed = queue.tail[prio]->n_passed = PLAN_PASS_MAX;
+    }
+    assert_ptr_equal(queue_pick_passed(&queue, &nothing), queue.head[PRIORITY_BULK]);
+    end_all(&queue);
+    queue_close(&queue);
+}
+
+enum { HOUR_MS = 3600 * 1000, PATIENCE_S = 60 };
+
+/* The engine thread, which waits twice. */
+static void *wait_twice(void *ctx)
+{
+    queue_wait(ctx, HOUR_MS);
+    queue_wait(ctx, HOUR_MS);
+    return NULL;
+}
+
+static void await_idle(struct queue *queue)
+{
+    while (!atomic_load(&queue->idle)) {
+        (void)usleep(100);
+    }
+}
+
+/* A push and a wake end an hour's wait at once, and a wake is not lost on who waits later. */
+static void who_waits_is_woken(void **state)
+{
+    (void)state;
+    struct queue queue;
+    pthread_t thread;
+    struct request *const request = new_request(PRIORITY_BULK);
+    assert_int_equal(open_queue(&queue, 1, 100, 1), ERR_OK);
+    (void)alarm(PATIENCE_S); /* ends the test */
+    queue_wake(&queue);
+    queue_wait(&queue, HOUR_MS);
+    assert_false(queue.woken);
+    queue_wake(&queue);
+    queue_pause(&queue, HOUR_MS);
+    assert_false(queue.woken);
+
+    atomic_store(&queue.idle, false);
+    assert_int_equal(pthread_create(&thread, NULL, wait_twice, &queue), 0);
+    await_idle(&queue); /* told under the mutex, which the wait gives back */
+    atomic_store(&queue.idle, false);
+    queue_wake(&queue);
+    await_idle(&queue);
+    assert_int_equal(queue_push(&queue, request, 1, NULL), ERR_OK);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    (void)alarm(0);
+    /* The engine has work from then on. */
+    assert_false(atomic_load(&queue.idle));
+    assert_int_equal(atomic_load(&queue.heartbeat_us), atomic_load(&request->submit_us));
+    end_all(&queue);
+    request_release(request);
+    queue_close(&queue);
+}
+
 static void count_wake(void *ctx)
 {
     ++*(int *)ctx;
@@ -345,6 +475,9 @@ int main(void)
         cmocka_unit_test(a_key_leaves_waiting_places_to_others),
         cmocka_unit_test(the_requests_of_a_class_take_turns),
         cmocka_unit_test(who_was_passed_comes_first_once),
+        cmocka_unit_test(who_lacks_memory_is_left_out),
+        cmocka_unit_test(of_those_passed_alike_a_bulk_one_is_first),
+        cmocka_unit_test(who_waits_is_woken),
         cmocka_unit_test(no_wake_after_release),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
