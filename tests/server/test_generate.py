@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from server_harness import Server, error_of, events
+from server_harness import UNBOUNDED, Server, error_of, events
 
 PROMPT = "It was a dark night, and the"
 
@@ -134,6 +134,32 @@ def test_echo_gives_the_prompt_and_its_logprobs_as_score_does(server):
                                    "temperature": 0})["choices"][0]
     assert more["text"].startswith(PROMPT) and len(more["logprobs"]) == len(want) + 2
     assert more["logprobs"][len(want)]["offset"] == len(PROMPT)
+
+
+def test_each_choice_has_offsets_of_its_own(server):
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 2, "n": 2, "echo": True, "logprobs": 0, "top_k": 1})
+    first, second = (choice["logprobs"] for choice in got["choices"])
+    assert first == second and first[0]["offset"] == 0
+
+
+def test_echo_does_not_cut_characters():
+    with Server(model=UNBOUNDED) as s:
+        for prompt in ("\u00e9" * 2100, "a" + "\u00e9" * 2100):  # whatever byte a piece ends at
+            got = s.ok("/generate", {"prompt": prompt, "max_tokens": 0, "echo": True})
+            assert got["choices"][0]["text"] == prompt
+
+
+def test_echo_of_ids_tells_half_a_character_at_the_end(server):
+    ids = server.ok("/tokenize", {"prompt": "A \u2603", "add_special_tokens": False})["tokens"][:-1]
+    got = server.ok("/generate", {"prompt": ids, "max_tokens": 0, "echo": True})
+    assert got["choices"][0]["text"] == server.ok("/detokenize", {"tokens": ids})["prompt"] == "A \ufffd\ufffd"
+
+
+def test_the_rate_is_of_the_tokens_that_were_decoded(server):
+    """The first one is the prefill's."""
+    body = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True}
+    times = server.ok("/generate", body)["timings"]
+    assert times["predicted_per_second"] * times["decode_ms"] / 1000 == pytest.approx(19, rel=1e-3)
 
 
 def test_echo_of_ids_has_no_logprob_for_the_first(server):
