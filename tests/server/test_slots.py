@@ -173,6 +173,9 @@ def test_the_bound_holds_before_the_queue():
         assert "11264" in message and "10240 (--max-trace-bytes)" in message
         for more in ({"weights": False}, {"start": 1}, {"top": 200}):
             s.ok("/score", {"tokens": ids + [7], "memory": "slots", "memory_slots": more})
+        message = error_of(s.post("/score", {"tokens": ids, "memory": "slots", "memory_slots": {"top": 4096}}), 400,
+                           "trace_too_large", "memory")
+        assert "the limit is 10240" in message
         for n, status in ((1, 200), (2, 400)):
             body = {"prompt": ids[:7], "max_tokens": 3, "n": n, "memory": "slots"}
             assert s.post("/generate", body).status_code == status
