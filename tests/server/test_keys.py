@@ -1,6 +1,7 @@
 """API keys, the admin port, trace ids: who may ask what, where, and what the log says of it."""
 
 import json
+import os
 import re
 import select
 import signal
@@ -50,7 +51,7 @@ def test_each_key_of_the_file_opens(guarded, key):
 @pytest.mark.parametrize("header", [
     None, "", "Bearer ", "Bearer", "alpha-key", "Basic alpha-key", "Bearer alpha-ke",
     "Bearer alpha-keyx", "Bearer ALPHA-KEY", "Bearer #", "Bearer " + "a" * 300, "Bearer # ours",
-    "Bearer alpha-key beta-key", "Bearer alpha-key, Bearer beta-key"])
+    "Bearer " + LONGEST[:-1] + "?", "Bearer " + LONGEST + "?", "Bearer alpha-key beta-key", "Bearer alpha-key, Bearer beta-key"])
 def test_anything_else_is_401(guarded, header):
     headers = {} if header is None else {"Authorization": header}
     answer = requests.post(guarded.url + "/score", data=BODY, headers=headers, timeout=PATIENCE)
@@ -133,7 +134,8 @@ def test_a_key_does_not_hear_what_others_have_sent(key_file, cache):
 def test_trace_ids_of_the_client_are_logged(guarded):
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     get(guarded, "/info", traceparent="00-%s-%s-01" % (trace, parent), **{"x-request-id": "traced"})
-    wrong = {"none": "00-%s-%s-01" % ("0" * 32, parent), "never": "ff-%s-%s-01" % (trace, parent)}
+    wrong = {"none": "00-%s-%s-01" % ("0" * 32, parent), "never": "ff-%s-%s-01" % (trace, parent),
+             "longer": "00-%s-%s-01-x" % (trace, parent)}
     for name, given in wrong.items():
         get(guarded, "/info", traceparent=given, **{"x-request-id": name})
 
@@ -335,13 +337,23 @@ def test_the_admin_port_is_for_this_machine_alone_unless_told(flags, there):
 
 @pytest.mark.parametrize("text, wanted", [
     (None, "keys: No such file"), ("\n# none\n", "no key in it"), ("a B\n", "line 1: after a key and a blank"),
+    ("a [bc\n", "line 1: after a key and a blank"),
     ("ok\n" + "k" * 257, "line 2 has 257 bytes"), ("k\n" * 1025, "more than 1024 keys"),
     ("schl\u00fcssel\n", "not printable ASCII")])
 def test_a_key_file_that_cannot_be_taken_ends_the_start(tmp_path, text, wanted):
     path = tmp_path / "keys"
     if text is not None:
         path.write_text(text)
+    ends_the_start(path, wanted)
+
+
+def ends_the_start(path, wanted):
     run = subprocess.run([PROGRAM, "serve", "--port", "0", "--api-key-file", str(path)],
                          capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 1 and str(path) in run.stderr and wanted in run.stderr, run
     assert run.stderr.count("\n") == 1
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "keys")
+    ends_the_start(tmp_path / "keys", "no key in it")
