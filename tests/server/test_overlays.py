@@ -159,6 +159,8 @@ def test_the_cache_is_kept_by_content(server, base, changed):
     server.put("twin", base.overlay({0: (slots, "BF16", rows)}))
     assert run(overlay="twin") == (first, 48)  # another name, the same content
     assert run(overlay="twin", ablate=[{"memory": 0, "head": 0}])[1] == 0
+    both, cached = run(overlay=["even", "odd"])
+    assert cached == 0 and run(overlay=["odd", "even"]) == (both, 48)  # in another order
     server.put("twin", base.overlay({0: (slots[:9], "BF16", rows[:9])}))
     assert run(overlay="twin")[1] == 0  # the same name, another content
 
@@ -256,21 +258,47 @@ def test_deleted_names_leave_room_for_others(base):
     with Admin("--overlay-bytes", str(1 << 20), model=base.directory) as s:
         for i in range(256):
             assert s.put("a%d" % i, one)["version"] == 1
+        used = s.metric_of("overlay_bytes")
         error_of(s.ask("PUT", "/memory/overlays/more", data=one), 413, "overlays_full")
+        assert s.metric_of("overlay_bytes") == used
         for i in (7, 9):
             assert s.ask("DELETE", "/memory/overlays/a%d" % i).status_code == 200
         assert s.put("a9", one)["version"] == 2 and s.put("more", one)["version"] == 1
         error_of(s.ask("PUT", "/memory/overlays/a7", data=one), 413, "overlays_full")
-        assert len(s.ask("GET", "/memory/overlays").json()["data"]) == 256
+        names = [each["name"] for each in s.ask("GET", "/memory/overlays").json()["data"]]
+        assert len(names) == 256 and names == sorted(names)
 
 
-def test_metrics(server):
+def test_all_bytes_can_be_used_and_used_again(base):
+    """In the middle and at the end; and by a file of as many bytes as the limit."""
+    def file(slot):
+        return base.overlay({0: (slot + np.arange(200), "F32", np.zeros((200, 256), "<f4"))})
+
+    with Admin("--overlay-bytes", str(8 << 20), model=base.directory) as s:
+        bytes_of_one = s.put("a", file(0))["bytes"]
+    with Admin("--overlay-bytes", str(3 * bytes_of_one), model=base.directory) as s:
+        for name in "abc":
+            s.put(name, file(0))
+        error_of(s.ask("PUT", "/memory/overlays/d", data=file(0)), 413, "overlays_full")
+        for name in "bc":
+            assert s.ask("DELETE", "/memory/overlays/" + name).status_code == 200
+            s.put(name, file(1))
+        assert s.metric_of("overlay_bytes") == 3 * bytes_of_one
+
+
+def test_metrics(server, base):
     before = server.metric_of('overlay_requests_total{overlay="changed"}')
     for _ in range(3):
         server.ok("/generate", {"prompt": TEXT, "max_tokens": 20, "ignore_eos": True, "overlay": "changed"})
     assert server.metric_of('overlay_requests_total{overlay="changed"}') == before + 3
     reads, hits = (server.metric_of("overlay_sampled_%s_total" % each) for each in ("reads", "hits"))
     assert 0 < hits < reads
+    rows = base.table(0)
+    server.put("all", base.overlay({0: (np.arange(len(rows)), "BF16", rows)}))
+    server.ok("/generate", {"prompt": TEXT, "max_tokens": 20, "ignore_eos": True, "overlay": "all"})
+    more, all_hit = (server.metric_of("overlay_sampled_%s_total" % each) for each in ("reads", "hits"))
+    assert more - reads == all_hit - hits > 0
+    assert server.ask("DELETE", "/memory/overlays/all").status_code == 200
     assert 0 < server.metric_of("overlay_bytes") <= server.metric_of("overlay_limit_bytes") == 64 << 20
 
 
@@ -346,6 +374,14 @@ def test_requests_that_are_refused(server, fields, status, code):
 
 
 def test_any_two_of_a_requests_overlays_that_share_a_slot_are_named(server, base):
+    for slots in ([2, 7], [3, 4, 7], [8]):  # the one that both have is the first of one, of none, behind all of the other
+        for name, own in (("some", slots), ("others", [7, 8])):
+            server.put(name, base.overlay({0: (own, "BF16", base.table(0)[own])}))
+        for both in (["some", "others"], ["others", "some"]):
+            message = error_of(server.post("/score", {"text": "A", "overlay": both}), 400, "overlay_mismatch")
+            assert "both have rows for slot %d of memory 0" % slots[-1] in message
+    for name in ("some", "others"):
+        assert server.ask("DELETE", "/memory/overlays/" + name).status_code == 200
     server.put("apart", base.overlay({0: ([2], "BF16", base.table(0)[[2]])}))
     answer = server.post("/score", {"text": "A", "overlay": ["apart", "even", "changed"]})
     message = error_of(answer, 400, "overlay_mismatch", "overlay")
@@ -362,7 +398,8 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
     (directory / "fix-7.safetensors").write_bytes(base.overlay({0: (slots[1::2], "BF16", rows[1::2])}))
     (directory / "notes.txt").write_text("not an overlay")
     keys = tmp_path / "keys"
-    keys.write_text("free\ntenant acme\nboth acme, fix-7\nlost [gone]\n")
+    longest, eight = "x" * 64, ["n%d" % i for i in range(8)]
+    keys.write_text("free\ntenant acme\nboth acme, fix-7\nlost [gone]\nlong %s\neight %s\n" % (longest, ",".join(eight)))
     with Server("--overlay-dir", str(directory), "--api-key-file", str(keys), model=base.directory) as s:
 
         def ask(key, **fields):
@@ -379,6 +416,8 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
         error_of(ask("tenant", model="demo:fix-7"), 403, "overlay_forbidden", "model")
         s.counted('requests_rejected_total{reason="auth"}', 3)
         error_of(ask("lost"), 404, "overlay_not_found")
+        assert longest in error_of(ask("long"), 404, "overlay_not_found")
+        assert '"n0"' in error_of(ask("eight"), 404, "overlay_not_found")
         listed = requests.get(s.url + "/v1/models", headers=bearer("tenant"), timeout=PATIENCE).json()["data"]
         assert [each["id"] for each in listed] == ["demo", "demo:acme"]
         labels = {"query": "It is", "items": [" a truth"], "label_token_ids": [5, 6]}
@@ -388,6 +427,7 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
 
 def test_a_directory_with_a_bad_file_ends_the_start(base, tmp_path):
     for name, model, says in (("bad.safetensors", DEMO, "truncated"), ("Bad.safetensors", DEMO, "name must be"),
+                              ("x" * 90 + ".safetensors", DEMO, "name must be"),
                               ("x.txt", UNBOUNDED, "the model has none"), (None, DEMO, "--overlay-dir")):
         folder = tmp_path / str(name)
         if name is not None:
