@@ -271,6 +271,30 @@ static void languages_do_not_share(void **state)
     engine_close(engine);
 }
 
+/* A text that differs in its first token alone has no page in common, though the ids of all pages but one are equal. */
+static void pages_after_another_beginning_are_others(void **state)
+{
+    struct engine_options options = harness_options(harness_dir);
+    options.max_seqs = options.max_batch_tokens = KV_PAGE; /* a page in a step */
+    struct engine *const engine = harness_open_as(state, &options);
+    float logprob[2] = {0};
+    for (int turn = 0; turn < 4; turn++) {
+        struct request *const request = harness_generation(1, 1);
+        harness_item(engine, request, 0, 5, N_IDS);
+        int32_t *const ids = request->item[0].ids;
+        ids[0] = (ids[0] + turn % 2) % HARNESS_VOCAB;
+        harness_run(engine, request);
+        assert_int_equal(request->item[0].n_cached, turn < 2 ? 0 : N_PAGE_SHARED);
+        if (turn < 2) {
+            logprob[turn] = request->item[0].out_logprob[0];
+        }
+        assert_memory_equal(&logprob[turn % 2], request->item[0].out_logprob, sizeof(float));
+        request_release(request);
+    }
+    assert_true(logprob[0] < logprob[1] || logprob[0] > logprob[1]);
+    engine_close(engine);
+}
+
 /* Texts by turns in a cache that holds two of them: what was evicted is computed again. */
 static void eviction_under_pressure(void **state)
 {
@@ -531,6 +555,7 @@ int main(void)
         HARNESS_EACH(wanted_positions_are_computed),
         HARNESS_EACH(windows_reuse_those_of_an_equal_text),
         HARNESS_EACH(languages_do_not_share),
+        HARNESS_EACH(pages_after_another_beginning_are_others),
         HARNESS_EACH(eviction_under_pressure),
         HARNESS_EACH(who_waits_takes_over),
         HARNESS_EACH(who_waits_is_told_of_its_own_pages_only),
