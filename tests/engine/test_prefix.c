@@ -271,7 +271,8 @@ static void languages_do_not_share(void **state)
     engine_close(engine);
 }
 
-/* A text that differs in its first token alone has no page in common, though the ids of all pages but one are equal. */
+/* Texts that differ in their first token alone have no page in common, though all pages but one
+ * have the same ids. */
 static void pages_after_another_beginning_are_others(void **state)
 {
     struct engine_options options = harness_options(harness_dir);

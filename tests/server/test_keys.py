@@ -51,7 +51,8 @@ def test_each_key_of_the_file_opens(guarded, key):
 @pytest.mark.parametrize("header", [
     None, "", "Bearer ", "Bearer", "alpha-key", "Basic alpha-key", "Bearer alpha-ke",
     "Bearer alpha-keyx", "Bearer ALPHA-KEY", "Bearer #", "Bearer " + "a" * 300, "Bearer # ours",
-    "Bearer " + LONGEST[:-1] + "?", "Bearer " + LONGEST + "?", "Bearer alpha-key beta-key", "Bearer alpha-key, Bearer beta-key"])
+    "Bearer " + LONGEST[:-1] + "?", "Bearer " + LONGEST + "?",
+    "Bearer alpha-key beta-key", "Bearer alpha-key, Bearer beta-key"])
 def test_anything_else_is_401(guarded, header):
     headers = {} if header is None else {"Authorization": header}
     answer = requests.post(guarded.url + "/score", data=BODY, headers=headers, timeout=PATIENCE)
