@@ -55,22 +55,24 @@ def check_type(where, value, kind):
         raise ConfigError(f"{where} is {json.dumps(value)}, but must be {kind}")
 
 
-def check_field(where, value, rule):
-    kind, least, most, _ = rule
-    check_type(where, value, kind)
-    if least is not None and not least <= value <= most:
-        raise ConfigError(f"{where} is {value}, but must be from {least} to {most}")
+def check_keys(where, given, table, lack):
+    """Keys that are none of the table's, and values of another type than theirs."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where.removesuffix('.')} must be an object")
+    for key, value in given.items():
+        if key not in table:
+            raise ConfigError(f"{where}{key} {lack} here; known keys: " + ", ".join(sorted(table)))
+        check_type(where + key, value, table[key][0])
 
 
 def check_table(where, given, table):
-    for key, value in given.items():
-        if key not in table:
-            raise ConfigError(f"{where}{key} cannot be trained here; known keys: "
-                              + ", ".join(sorted(table)))
-        check_field(where + key, value, table[key])
-    for key, rule in table.items():
-        if rule[-1] and key not in given:
-            raise ConfigError(f"{where}{key} is missing")
+    check_keys(where, given, table, "cannot be trained")
+    for key, (_, least, most, needed) in table.items():
+        if key not in given:
+            if needed:
+                raise ConfigError(f"{where}{key} is missing")
+        elif least is not None and not least <= given[key] <= most:
+            raise ConfigError(f"{where}{key} is {given[key]}, but must be from {least} to {most}")
 
 
 def check_memory(where, m, memories, config):
@@ -148,8 +150,6 @@ def check(config, vocab_size=None):
     if len(memories) > MEMORIES_MAX:
         raise ConfigError(f"memories are {len(memories)}, but at most {MEMORIES_MAX} are served")
     for i, m in enumerate(memories):
-        if not isinstance(m, dict):
-            raise ConfigError(f"memories[{i}] must be an object")
         check_table(f"memories[{i}].", m, memory_fields)
         check_memory(f"memories[{i}].", m, memories[:i], rest)
     return rest | {"memories": memories}
@@ -162,15 +162,9 @@ def check_known(config):
     memories = config.get("memories", [])
     if not isinstance(memories, list):
         raise ConfigError(f"memories is {json.dumps(memories)}, but must be a list")
-    tables = [("", {key: value for key, value in config.items() if key != "memories"}, fields)]
-    tables += [(f"memories[{i}].", m, memory_fields or {}) for i, m in enumerate(memories)]
-    for where, given, table in tables:
-        if not isinstance(given, dict):
-            raise ConfigError(f"{where[:-1]} must be an object")
-        for key, value in given.items():
-            if key not in table:
-                raise ConfigError(f"{where}{key} is not computed here; known keys: " + ", ".join(sorted(table)))
-            check_type(where + key, value, table[key][0])
+    check_keys("", {key: value for key, value in config.items() if key != "memories"}, fields, "is not computed")
+    for i, m in enumerate(memories):
+        check_keys(f"memories[{i}].", m, memory_fields or {}, "is not computed")
 
 
 def read(path, vocab_size=None):
