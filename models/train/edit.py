@@ -32,9 +32,8 @@ import torch.nn.functional as F
 from export import load_model, open_safetensors
 from files import check_positive, check_range, read_text, run, whole_file
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
-
-import safetensors_file  # noqa: E402
+# Of the converter: files has its folder among those of modules.
+import safetensors_file
 
 SLOTS_FORMAT, OVERLAY_FORMAT = "pkmserve-slots-1", "pkmserve-overlay-1"
 

@@ -24,12 +24,11 @@ from model import Transformer
 from tokenizer_json import read_model as read_tokenizer
 from tokenizer_json import write as write_tokenizer_json
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
-
-import identity  # noqa: E402
-import safetensors_file  # noqa: E402
-import safetensors_source  # noqa: E402
-from fault import Refused, one_line  # noqa: E402
+# Of the converter: files has its folder among those of modules.
+import identity
+import safetensors_file
+import safetensors_source
+from fault import Refused, one_line
 
 FAMILIES = {"pkm_transformer": Transformer, "memory_llama": MemoryLlama,
             "all_attention": AllAttention}

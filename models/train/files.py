@@ -1,11 +1,14 @@
 """What the commands of this folder share: files that are written whole or not at all, and faults of files
-and devices said in one line.
+and devices said in one line. Whoever imports it can import the converter's modules too.
 """
 import contextlib
 import hashlib
 import json
 import lzma
 import os
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
 
 
 @contextlib.contextmanager

@@ -11,13 +11,11 @@ import argparse
 import json
 import os
 import struct
-import sys
 
 from files import read_object, run, whole_file
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "convert"))
-
-import protobuf  # noqa: E402
+# Of the converter: files has its folder among those of modules.
+import protobuf
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM = 1
