@@ -441,6 +441,10 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cuda_fast_path(cu, "fusion", true, &cu->fuses);
     }
     cu->attends_mma = wants("PKMSERVE_CUDA_ATTENTION", true);
+    cu->uses_gemm = wants("PKMSERVE_CUDA_GEMM", true);
+    if (cu->uses_gemm) {
+        cuda_fast_path(cu, "gemm", true, &cu->uses_gemm);
+    }
     cu->be.runs_ahead = cu->trace == NULL && wants("PKMSERVE_CUDA_AHEAD", true);
     if (cu->be.runs_ahead) {
         cuda_fast_path(cu, "ahead", true, &cu->be.runs_ahead);

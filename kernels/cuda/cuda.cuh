@@ -284,6 +284,7 @@ struct cuda {
     bool fuses;                  /* ops: launch.cu */
     bool splits;                 /* what may be: pkm_search_mma.cu, linear_split.cu */
     bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
+    bool uses_gemm;              /* of many rows, where it may; else gemv multiplies them */
     enum cuda_dense dense;       /* matrices so far */
     bool is_fast;                /* fast math: products may depend on the number of rows */
     bool uses_lt;                /* where it may; else own kernels multiply */

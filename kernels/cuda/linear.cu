@@ -415,12 +415,17 @@ static void ask_next(struct cuda *cu, struct linear_args *args, const struct wei
 
 /* ---- the op --------------------------------------------------------------------------------- */
 
+static bool gemv_takes(const struct weight *w)
+{
+    return w->dtype == DTYPE_F32 || w->cols <= GEMV_IN_MAX;
+}
+
 /* Which kernel is faster: up to 16 rows the one that reads weights as fast as memory gives them;
  * then, as far as tiles of the other leave the device partly idle, still that one. */
 static bool is_few(const struct cuda *cu, int64_t n_tok, const struct weight *w)
 {
     const int64_t n_out = w->rows;
-    if (w->dtype != DTYPE_F32 && w->cols > GEMV_IN_MAX) {
+    if (!gemv_takes(w)) {
         return false;
     }
     const int64_t tiles =
@@ -478,7 +483,7 @@ static struct linear_args args_rows(const struct linear_args *call, int64_t firs
 /* As many rows as the memory for prepared ones holds. x_rounded: all that there is of args' x, or
  * NULL: then few rows are rounded by gemv itself. */
 static void linear_pass(struct cuda *cu, const struct linear_args *args, const uint16_t *x_rounded,
-                        enum dtype dtype, bool few, bool by_lt)
+                        enum dtype dtype, bool by_gemv, bool by_lt)
 {
     struct linear_args prepared = *args;
     if (x_rounded != NULL) {
@@ -493,13 +498,13 @@ static void linear_pass(struct cuda *cu, const struct linear_args *args, const u
         return;
     }
     /* Slower, but right. */
-    const bool for_few = few || (dtype == DTYPE_F32 && args->is_row_major);
+    const bool for_gemv = by_gemv || (dtype == DTYPE_F32 && args->is_row_major);
     if (x_rounded == NULL) {
         prepared = *args;
         prepare(cu, &prepared, dtype,
-                for_few && (dtype == DTYPE_F32 || args->n_tok <= GEMV_F32_ROWS));
+                for_gemv && (dtype == DTYPE_F32 || args->n_tok <= GEMV_F32_ROWS));
     }
-    if (for_few) {
+    if (for_gemv) {
         gemv(cu, &prepared, dtype);
     } else {
         gemm(cu, &prepared, dtype);
@@ -524,6 +529,7 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
     struct linear_args call = args_of(cu, y, x, w, bias, act);
     ask_next(cu, &call, given);
     const bool few = is_few(cu, y.rows, w);
+    const bool by_gemv = few || (!cu->uses_gemm && gemv_takes(w));
     const bool by_lt = call.is_row_major && cu->uses_lt && (cu->is_fast ? !few : !cu->is_drawn);
     const int64_t n_pass =
         by_lt && !cu->is_fast ? lt_pass_rows(cu, w->cols, w->rows) : pass_rows(w->cols);
@@ -540,7 +546,7 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
         const int64_t left = y.rows - first;
         const struct linear_args part = args_rows(&call, first, left < n_pass ? left : n_pass);
         linear_pass(cu, &part, x_rounded == NULL ? NULL : x_rounded + first * w->cols, w->dtype,
-                    few, by_lt && cu->uses_lt);
+                    by_gemv, by_lt && cu->uses_lt);
     }
     if (x_rounded != NULL && call.rounded == NULL && !overlap(y, x)) {
         cu->linear->leaving = cu->linear->ready; /* another product may read x, too */

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ops import AT_ONCE
-from run import APART, EAGER, MMA, OVERLAP, OWN, ROOT, SPLIT
+from run import APART, EAGER, GEMV, MMA, OVERLAP, OWN, ROOT, SPLIT
 
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 import golden_data as gd  # noqa: E402
@@ -320,6 +320,7 @@ DRAWN_WAYS = [
     ("drawn, eager", ["--rows", "1", "--drawn"], EAGER),
     ("drawn", ["--rows", "1", "--drawn"], {}),
     ("drawn together", ["--rows", "1", "--drawn", "--together"], {}),
+    ("drawn together, without gemm", ["--rows", "1", "--drawn", "--together"], GEMV),
     ("drawn, norms apart", ["--rows", "1", "--drawn"], APART),
     ("drawn together, norms apart", ["--rows", "1", "--drawn", "--together"], APART),
     ("drawn, values in host memory", ["--rows", "1", "--drawn", "--placement", "host"], {}),

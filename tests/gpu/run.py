@@ -23,6 +23,7 @@ OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "1"}
 SPLIT = {"PKMSERVE_CUDA_SPLIT": "1"}
 MMA = {"PKMSERVE_CUDA_ATTENTION": "1"}
 OWN = {"PKMSERVE_CUDA_LT": "0"}
+GEMV = {"PKMSERVE_CUDA_GEMM": "0"}
 APART = {"PKMSERVE_CUDA_FUSE": "0"}
 # Of all commands but where they say otherwise: the fast paths that bits are compared with doing without.
 PLAIN = {"PKMSERVE_CUDA_OVERLAP": "0", "PKMSERVE_CUDA_SPLIT": "0", "PKMSERVE_CUDA_ATTENTION": "0"}

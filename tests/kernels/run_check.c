@@ -8,8 +8,8 @@
  *   CHECK_SEED=7             other cases than the usual ones
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
- * A GPU can search keys, multiply F32 weights and attend to requests in two ways: both are checked,
- * whatever PKMSERVE_CUDA_SPLIT and PKMSERVE_CUDA_ATTENTION are.
+ * A GPU can search keys, multiply weights and attend to requests in two ways: both are checked,
+ * whatever PKMSERVE_CUDA_SPLIT, PKMSERVE_CUDA_GEMM and PKMSERVE_CUDA_ATTENTION are.
  *
  * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not
  * start. */
@@ -57,9 +57,14 @@ static bool is_search(const struct check_row *row)
            row->run == check_pkm_ties || row->run == check_pkm_nan;
 }
 
+static bool is_linear(const struct check_row *row)
+{
+    return strncmp(row->name, "linear", 6) == 0;
+}
+
 static bool is_split_row(const struct check_row *row)
 {
-    return is_search(row) || strncmp(row->name, "linear", 6) == 0;
+    return is_search(row) || is_linear(row);
 }
 
 static void run_row(struct check *c, const struct check_row *row, const char *way)
@@ -88,16 +93,18 @@ static bool is_attention(const struct check_row *row)
     return row->run == check_attention || row->run == check_attention_bf16;
 }
 
-/* A fast path that a variable of the environment, 0 or 1, decides about, and the rows that have
+/* What a variable of the environment, 0 or 1, decides about a fast path, and the rows that have
  * it. */
 struct way {
     const char *name, *variable;
+    const char *usual, *otherwise; /* without the way, by it */
     bool (*has)(const struct check_row *row);
 };
 
 static const struct way ways[] = {
-    {", split", "PKMSERVE_CUDA_SPLIT", is_split_row},
-    {", tensor cores", "PKMSERVE_CUDA_ATTENTION", is_attention},
+    {", split", "PKMSERVE_CUDA_SPLIT", "0", "1", is_split_row},
+    {", without gemm", "PKMSERVE_CUDA_GEMM", "1", "0", is_linear},
+    {", tensor cores", "PKMSERVE_CUDA_ATTENTION", "0", "1", is_attention},
 };
 enum { N_WAY = sizeof ways / sizeof *ways };
 
@@ -106,7 +113,7 @@ static enum err_code run_rows(struct check *c, const char *name, const char *onl
                               const struct way *way, struct err *err)
 {
     for (int i = 0; i < N_WAY; i++) {
-        (void)setenv(ways[i].variable, way == &ways[i] ? "1" : "0", 1);
+        (void)setenv(ways[i].variable, way == &ways[i] ? ways[i].otherwise : ways[i].usual, 1);
     }
     const enum err_code code = sides_open(c, name, err);
     for (const struct check_row *row = check_rows; code == ERR_OK && row->name != NULL; row++) {

@@ -17,6 +17,7 @@ static const struct shape shapes[] = {
     {140, 257, 1100, 0}, {67, 128, 1200, 0},
 };
 enum { N_SHAPE = sizeof shapes / sizeof *shapes };
+enum { GEMV_IN_MAX = 152 * 128 }; /* kernels/cuda/linear.cuh: columns that gemv takes */
 
 /* Under a slow sanitizer every n-th of them must do. */
 static int few_of(int n)
@@ -441,6 +442,37 @@ static void test_many_outputs_have_a_block_for_each_multiprocessor(void **state)
     }
 }
 
+/* Without gemm (PKMSERVE_CUDA_GEMM=0) gemv multiplies many rows as it does few, but for weights
+ * that are too wide for it; not a bit changes. */
+static void test_gemv_gives_the_bits_of_gemm(void **state)
+{
+    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+    static const struct shape many = {256, 64, 64, 0};
+    static const struct shape wide = {2, GEMV_IN_MAX + 1, 16, 0};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        uint32_t *const by_gemm = bits_of(OWN, shapes[0], dtypes[i]);
+        uint32_t *const drawn = i == 0 ? NULL : drawn_bits(LT, dtypes[i]);
+        (void)setenv("PKMSERVE_CUDA_GEMM", "0", 1);
+        uint32_t *const by_gemv = bits_of(OWN, shapes[0], dtypes[i]);
+        uint32_t *const drawn_by_gemv = i == 0 ? NULL : drawn_bits(LT, dtypes[i]);
+        (void)unsetenv("PKMSERVE_CUDA_GEMM");
+        assert_int_equal(n_unequal(by_gemm, by_gemv, shapes[0]), 0);
+        assert_int_equal(i == 0 ? 0 : n_unequal(drawn, drawn_by_gemv, drawn_shape), 0);
+        free(by_gemm);
+        free(drawn);
+        free(by_gemv);
+        free(drawn_by_gemv);
+    }
+    need_double();
+    assert_int_equal(n_block_of(OWN, many, DTYPE_BF16), 0);
+    (void)setenv("PKMSERVE_CUDA_GEMM", "0", 1);
+    assert_true(n_block_of(OWN, many, DTYPE_BF16) > 0);
+    assert_true(n_block_of(OWN, many, DTYPE_F32) > 0);
+    assert_int_equal(n_block_of(OWN, wide, DTYPE_BF16), 0);
+    (void)unsetenv("PKMSERVE_CUDA_GEMM");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -460,6 +492,7 @@ int main(void)
         cmocka_unit_test_setup(test_few_outputs_of_more_tokens_are_shared_out_too, usual_device),
         cmocka_unit_test_setup(test_many_outputs_have_a_block_for_each_multiprocessor,
                                usual_device),
+        cmocka_unit_test_setup(test_gemv_gives_the_bits_of_gemm, usual_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

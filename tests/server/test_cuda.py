@@ -54,7 +54,7 @@ def gpu(*flags, **env):
 
 # Fast paths that what ends by itself does without, so that the double need not try them.
 WITHOUT = dict.fromkeys(["PKMSERVE_CUDA_OVERLAP", "PKMSERVE_CUDA_FUSE", "PKMSERVE_CUDA_SPLIT", "PKMSERVE_CUDA_ATTENTION",
-                         "PKMSERVE_CUDA_AHEAD"], "0")
+                         "PKMSERVE_CUDA_AHEAD", "PKMSERVE_CUDA_GEMM"], "0")
 
 
 def run(command, *flags, **env):
@@ -176,10 +176,10 @@ def test_fast_paths_are_tried_and_said():
     """Against a text without them; a setting leaves one out."""
     check = ["serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "2", "--max-batch-tokens", "12",
              "--max-model-len", "48"]
-    exact, others = ["overlap", "fusion", "ahead"], ["library", "attention", "split"]
+    exact, others = ["overlap", "fusion", "ahead", "gemm"], ["library", "attention", "split"]
     for setting, paths in ({}, [*exact, *others]), (
             {"PKMSERVE_CUDA_LT": "0", "PKMSERVE_CUDA_ATTENTION": "0", "PKMSERVE_CUDA_SPLIT": "0", "CUDA_HOST_SM": "80"},
-            ["fusion", "ahead"]), ({"PKMSERVE_CUDA_LT": "0"}, [*exact, "attention", "split"]):
+            ["fusion", "ahead", "gemm"]), ({"PKMSERVE_CUDA_LT": "0"}, [*exact, "attention", "split"]):
         done = run(*check, **{**dict.fromkeys(WITHOUT, "1"), **setting})
         assert done.returncode == 0, done.stderr
         assert sorted(json.loads(done.stdout)["backend"]["fast_paths"]) == sorted(paths)
