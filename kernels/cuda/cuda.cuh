@@ -395,7 +395,8 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,
                         const struct weight *w, struct tensor bias, enum act act,
                         enum linear_result result);
-bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w);
+bool linear_takes_norm(const struct cuda *cu, struct tensor y, const struct norm_op *norm,
+                       const struct weight *w);
 size_t linear_bytes(int64_t n_out, int64_t n_in, enum dtype dtype);
 void linear_pack(void *dst, const struct cuda_source *source, enum dtype dtype, bool row_major);
 enum err_code linear_reserve(struct cuda *cu, struct cuda_weight *w, struct err *err);

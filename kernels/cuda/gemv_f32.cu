@@ -7,6 +7,9 @@
  * cut in two: weights are under way while the kernel before still runs, x follows once it is
  * complete; the first wait is then for the weights of all slots.
  *
+ * One or two rows that are yet to be normed, of not too many outputs, each block norms itself, as
+ * gemv_few.cuh's do: x then lies in shared memory, and the ring holds weights alone.
+ *
  * Bytes: weights once from memory (once more from the second-level cache per further group of
  * tokens), x once per block from that cache. Operations: 2·n_tok·n_in·n_out. Bound: device memory;
  * of a layer's matrix the latencies. */
@@ -85,17 +88,19 @@ int gemv_warps(const struct cuda *cu, int n_need, int unit, size_t ring_bytes, s
 
 /* Lane (o, c) = (lane % 8, lane / 8) computes outputs o and, with both halves of a tile, o+8 over
  * chunk c of the warp's four. A slot of the ring holds one block of 16 k of each of the four
- * chunks: weights [4 k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each. */
-template <int n_token_, int halves, bool is_row_major_> struct gemv_f32 {
+ * chunks: weights [4 k4][n_half][32 lanes], then x [n_token][4 chunks][4 k4], 16 bytes each, but
+ * where the block norms its rows. */
+template <int n_token_, int halves, bool is_row_major_, bool is_normed_ = false> struct gemv_f32 {
     static constexpr int n_token = n_token_;
     static constexpr int n_half = halves;
     static constexpr int n_output = n_half * 8;
     static constexpr bool is_row_major = is_row_major_;
+    static constexpr bool is_normed = is_normed_;
     static constexpr int n_lane_chunk = 4;
     static constexpr int n_k4 = LINEAR_BLOCK_F32 / 4;                  /* of a block */
     static constexpr int n_turn = LINEAR_CHUNK_F32 / LINEAR_BLOCK_F32; /* blocks of a chunk */
     static constexpr int n_w = n_k4 * n_half * 32;
-    static constexpr int n_piece = n_w + n_token * n_lane_chunk * n_k4;
+    static constexpr int n_piece = n_w + (is_normed ? 0 : n_token * n_lane_chunk * n_k4);
     static constexpr int n_slot = n_token > 4 ? 3 : 4;
     static constexpr size_t ring_bytes = n_slot * n_piece * 16;
     static constexpr size_t part_bytes = n_lane_chunk * n_token * n_output * sizeof(float);
@@ -115,10 +120,12 @@ __device__ __forceinline__ struct gemv_transposed gemv_transposed_of(int lane)
 
 /* What a lane copies. */
 template <class shape> struct gemv_lane_f32 {
-    static constexpr int n_x = (shape::n_token * 16 + 31) / 32;
+    static constexpr int n_x = shape::is_normed ? 0 : (shape::n_token * 16 + 31) / 32;
     const unsigned char *w; /* its piece of the first block: that of its own chunk, if packed */
-    const float *x[n_x];    /* its pieces of x, [n_token][4 chunks][4 k4], in the first block */
-    int n_in[n_x];          /* values from there to the row's end; 0 where there is no row */
+    /* Its pieces of x, [n_token][4 chunks][4 k4], in the first block, and values from there to the
+     * row's end; 0 where there is no row. */
+    const float *x[n_x > 0 ? n_x : 1];
+    int n_in[n_x > 0 ? n_x : 1];
 };
 
 template <class shape>
@@ -216,10 +223,10 @@ __device__ __forceinline__ void gemv_fill_f32(uint4 *ring, const struct gemv_lan
 }
 
 /* sum += the products of a slot: [n_half outputs][n_token], x the lane's chunk's 16 k of the first
- * token. */
+ * token, x_stride pieces from those of the next. */
 template <class shape>
 __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][shape::n_token],
-                                                  const uint4 *slot, const float4 *x)
+                                                  const uint4 *slot, const float4 *x, int x_stride)
 {
     constexpr int n_token = shape::n_token;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -233,7 +240,7 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][sh
         }
 #pragma unroll
         for (int j = 0; j < n_token; j++) {
-            const float4 x_k = x[j * 16 + k4];
+            const float4 x_k = x[j * x_stride + k4];
 #pragma unroll
             for (int h = 0; h < shape::n_half; h++) {
                 sum[h][j] = fmaf(w_k[h].x, x_k.x, sum[h][j]);
@@ -244,6 +251,149 @@ __device__ __forceinline__ void gemv_multiply_f32(float (&sum)[shape::n_half][sh
         }
     }
 }
+
+/* ---- rows that are yet to be normed ---------------------------------------------------------- */
+
+/* Columns of a warp's four chunks are two sweeps of a norm's warp (norm.cuh). A thread leaves its
+ * groups of what the norm is of in shared memory; a warp sums a row as norm.cu does (of a single
+ * one every warp: a barrier less); then the thread norms its own groups, to the bits of norm.cu.
+ * Normed rows have a piece between chunks, so that four of them are read from different banks. */
+constexpr int NORMED_SWEEPS = 2;
+constexpr int NORMED_CHUNK = +LINEAR_CHUNK_F32 / +GROUP + 1; /* pieces of a normed row's chunk */
+
+/* Shared memory of it: what is normed [n_token][n_float], {mean, inverse} [n_token], normed
+ * [n_token][n_piece]. */
+struct gemv_normed {
+    float *row;
+    float2 *stats;
+    float4 *normed;
+    int n_float, n_piece; /* of a row */
+};
+
+__host__ __device__ __forceinline__ size_t gemv_normed_bytes(int n_token, int n_warp)
+{
+    const size_t n_chunk = static_cast<size_t>(n_warp) * 4;
+    return static_cast<size_t>(n_token) *
+           (n_chunk * (LINEAR_CHUNK_F32 * sizeof(float) + NORMED_CHUNK * sizeof(float4)) +
+            sizeof(float4));
+}
+
+__device__ __forceinline__ struct gemv_normed gemv_normed_at(unsigned char *at, int n_token)
+{
+    const int n_chunk = static_cast<int>(blockDim.x) / 32 * 4;
+    const int n_float = n_chunk * LINEAR_CHUNK_F32;
+    float *const row = reinterpret_cast<float *>(at);
+    float4 *const stats = reinterpret_cast<float4 *>(row + n_token * n_float);
+    return {row, reinterpret_cast<float2 *>(stats), stats + n_token, n_float,
+            n_chunk * NORMED_CHUNK};
+}
+
+/* The thread's column of a sweep. */
+__device__ __forceinline__ int gemv_column(int sweep)
+{
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    return (warp * NORMED_SWEEPS + sweep) * NORM_COLS + static_cast<int>(threadIdx.x) % 32 * GROUP;
+}
+
+/* The thread's groups of gamma and beta. */
+struct gemv_factors {
+    float4 gamma[NORMED_SWEEPS], beta[NORMED_SWEEPS];
+};
+
+__device__ __forceinline__ struct gemv_factors gemv_factors_of(const struct norm_args &norm)
+{
+    struct gemv_factors f = {};
+#pragma unroll
+    for (int i = 0; i < NORMED_SWEEPS; i++) {
+        const int c = gemv_column(i);
+        if (c < norm.d) {
+            f.gamma[i] = *reinterpret_cast<const float4 *>(norm.gamma + c);
+            f.beta[i] = *reinterpret_cast<const float4 *>(norm.beta + c);
+        }
+    }
+    return f;
+}
+
+/* In shared memory what is normed of all rows, the thread's groups of it: all are asked for before
+ * the first is used. */
+template <int n_token>
+__device__ __forceinline__ void gemv_norm_load(const struct gemv_normed &s,
+                                               const struct norm_args &norm)
+{
+    int column[NORMED_SWEEPS];
+    float4 v[n_token][NORMED_SWEEPS];
+    float4 r[n_token][NORMED_SWEEPS] = {};
+#pragma unroll
+    for (int i = 0; i < NORMED_SWEEPS; i++) {
+        column[i] = min(gemv_column(i), norm.d - GROUP);
+    }
+#pragma unroll
+    for (int tok = 0; tok < n_token; tok++) {
+        if (norm.from.view != NULL) {
+            embed_groups(v[tok], norm.from, embed_row_of(norm.from, tok), column);
+        } else {
+            norm_groups(v[tok], norm.x + tok * norm.x_stride, column);
+        }
+        if (norm.r != NULL) {
+            norm_groups(r[tok], norm.r + tok * norm.r_stride, column);
+        }
+    }
+#pragma unroll
+    for (int tok = 0; tok < n_token; tok++) {
+#pragma unroll
+        for (int i = 0; i < NORMED_SWEEPS; i++) {
+            if (gemv_column(i) < norm.d) {
+                *reinterpret_cast<float4 *>(s.row + tok * s.n_float + column[i]) =
+                    norm.r != NULL ? group_add(v[tok][i], r[tok][i]) : v[tok][i];
+            }
+        }
+    }
+}
+
+/* Norms the n_token rows, by the whole block. The first block writes them, too, to what no other
+ * block reads. A warp multiplies by what it has normed itself. */
+template <int n_token>
+__device__ __forceinline__ void gemv_norm(const struct gemv_normed &s, const struct norm_args &norm,
+                                          const struct gemv_factors &factors)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    gemv_norm_load<n_token>(s, norm);
+    __syncthreads();
+    float2 stats = {0, 0};
+    if constexpr (n_token == 1) {
+        stats = norm_sum(s.row, norm.d, norm.eps, lane);
+    } else {
+        const int n_warp = static_cast<int>(blockDim.x) / 32;
+        for (int tok = static_cast<int>(threadIdx.x) / 32; tok < n_token; tok += n_warp) {
+            const float2 own = norm_sum(s.row + tok * s.n_float, norm.d, norm.eps, lane);
+            if (lane == 0) {
+                s.stats[tok] = own;
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int tok = 0; tok < n_token; tok++) {
+        stats = n_token == 1 ? stats : s.stats[tok];
+#pragma unroll
+        for (int i = 0; i < NORMED_SWEEPS; i++) {
+            const int c = gemv_column(i);
+            float4 out = {0, 0, 0, 0};
+            if (c < norm.d) {
+                out = norm_output(*reinterpret_cast<const float4 *>(s.row + tok * s.n_float + c),
+                                  stats.x, stats.y, factors.gamma[i], factors.beta[i]);
+                if (blockIdx.x == 0) {
+                    *reinterpret_cast<float4 *>(norm.y + tok * norm.y_stride + c) = out;
+                }
+            }
+            s.normed[tok * s.n_piece + c / LINEAR_CHUNK_F32 * NORMED_CHUNK +
+                     c % LINEAR_CHUNK_F32 / GROUP] = out;
+        }
+    }
+    __syncwarp();
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Grid (halves of tiles of outputs / n_half, tokens / n_token), one warp per four chunks up to
  * GEMV_WARPS_MAX. */
@@ -266,6 +416,10 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
         gemv_fill_f32<shape, GEMV_W>(ring, copied, a, block);
     }
     linear_ask_next(a);
+    struct gemv_factors factors;
+    if constexpr (shape::is_normed) {
+        factors = gemv_factors_of(a.norm);
+    }
     grid_wait();
     if (a.starts_early) {
         gemv_fill_f32<shape, GEMV_X>(ring, copied, a, block);
@@ -273,6 +427,13 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
         gemv_fill_f32<shape, GEMV_BOTH>(ring, copied, a, block);
     }
     const struct gemv_end end = gemv_end_of(a, n_token, shape::n_output);
+    const struct gemv_normed normed =
+        gemv_normed_at(reinterpret_cast<unsigned char *>(part + (n_part + shape::n_lane_chunk) *
+                                                                    n_token * shape::n_output),
+                       n_token);
+    if constexpr (shape::is_normed) {
+        gemv_norm<n_token>(normed, a.norm, factors);
+    }
     int next = block + shape::n_slot - 1; /* block to copy next, its slot */
     int to = shape::n_slot - 1;
     const auto copy_next = [&]() {
@@ -295,9 +456,14 @@ __global__ void __launch_bounds__(32 * GEMV_WARPS_MAX) gemv_kernel_f32(const str
                 copy_next();
                 if (mine * shape::n_turn + i < a.n_block) {
                     const uint4 *const slot = ring + from * shape::n_piece;
-                    const float4 *const x =
-                        reinterpret_cast<const float4 *>(slot) + shape::n_w + lane / 8 * 4;
-                    gemv_multiply_f32<shape>(sum, slot, x);
+                    const float4 *const x = reinterpret_cast<const float4 *>(slot) + shape::n_w;
+                    if constexpr (shape::is_normed) {
+                        gemv_multiply_f32<shape>(
+                            sum, slot, normed.normed + mine * NORMED_CHUNK + i * shape::n_k4,
+                            normed.n_piece);
+                    } else {
+                        gemv_multiply_f32<shape>(sum, slot, x + lane / 8 * 4, 16);
+                    }
                 }
                 from = from == shape::n_slot - 1 ? 0 : from + 1;
             }
@@ -324,7 +490,9 @@ template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear
     const int n_block = shape::n_turn * shape::n_lane_chunk; /* of a warp in a round */
     const int n_warp = gemv_warps(cu, (a->n_block + n_block - 1) / n_block, 1, shape::ring_bytes,
                                   shape::part_bytes);
-    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes;
+    const size_t shared = n_warp * (shape::ring_bytes + shape::part_bytes) + shape::part_bytes +
+                          (shape::is_normed ? gemv_normed_bytes(shape::n_token, n_warp) : 0);
+    CHECK(!shape::is_normed || n_warp * n_block >= a->n_block); /* in one round */
     if (!cuda_shared(cu, gemv_kernel_f32<shape>, shared, "linear")) {
         return;
     }
@@ -335,10 +503,12 @@ template <class shape> void gemv_f32_launch(struct cuda *cu, const struct linear
 }
 
 /* Each layout has a kernel of its own: neither pays for the other's addresses. */
-template <int n_token, int n_half>
+template <int n_token, int n_half, bool is_normed>
 void gemv_f32_halves(struct cuda *cu, const struct linear_args *a)
 {
-    if (a->is_row_major) {
+    if constexpr (is_normed) {
+        gemv_f32_launch<gemv_f32<n_token, n_half, false, true>>(cu, a);
+    } else if (a->is_row_major) {
         gemv_f32_launch<gemv_f32<n_token, n_half, true>>(cu, a);
     } else {
         gemv_f32_launch<gemv_f32<n_token, n_half, false>>(cu, a);
@@ -346,12 +516,13 @@ void gemv_f32_halves(struct cuda *cu, const struct linear_args *a)
 }
 
 /* Half a tile where blocks of one would leave half of the multiprocessors idle. */
-template <int n_token> void gemv_f32_run(struct cuda *cu, const struct linear_args *a)
+template <int n_token, bool is_normed = false>
+void gemv_f32_run(struct cuda *cu, const struct linear_args *a)
 {
     if (a->n_tile * 2 * ((a->n_tok + n_token - 1) / n_token) <= cu->n_sm) {
-        gemv_f32_halves<n_token, 1>(cu, a);
+        gemv_f32_halves<n_token, 1, is_normed>(cu, a);
     } else {
-        gemv_f32_halves<n_token, 2>(cu, a);
+        gemv_f32_halves<n_token, 2, is_normed>(cu, a);
     }
 }
 
@@ -359,7 +530,13 @@ template <int n_token> void gemv_f32_run(struct cuda *cu, const struct linear_ar
 
 void gemv_run_f32(struct cuda *cu, const struct linear_args *args)
 {
-    if (args->n_tok == 1) {
+    const bool is_normed = args->norm.d > 0;
+    CHECK(!is_normed || (args->n_tok <= 2 && !args->is_row_major));
+    if (is_normed && args->n_tok == 1) {
+        gemv_f32_run<1, true>(cu, args);
+    } else if (is_normed) {
+        gemv_f32_run<2, true>(cu, args);
+    } else if (args->n_tok == 1) {
         gemv_f32_run<1>(cu, args);
     } else if (args->n_tok <= 4) {
         gemv_f32_run<4>(cu, args);

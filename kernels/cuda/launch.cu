@@ -164,7 +164,7 @@ static void linear_to(struct backend *be, struct tensor y, struct tensor x, cons
 {
     struct cuda *const cu = cuda_of(be);
     const struct norm_op norm = cu->held;
-    if (norm.gamma.data == NULL || !is_same(norm.y, x) || !linear_takes_norm(y, &norm, w)) {
+    if (norm.gamma.data == NULL || !is_same(norm.y, x) || !linear_takes_norm(cu, y, &norm, w)) {
         run(be, "linear", y, w,
             [&](struct cuda *) { cuda_linear(cu, y, x, w, bias, act, result); });
     } else if (graphs_launch(cu, y.rows)) {

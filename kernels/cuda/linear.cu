@@ -553,22 +553,30 @@ void cuda_linear(struct cuda *cu, struct tensor y, struct tensor x, const struct
     }
 }
 
-/* ---- rows that are normed on the way
- * ------------------------------------------------------------ */
+/* ---- rows that are normed on the way -------------------------------------------------------- */
 
 /* So many rows gemv norms itself, of so many columns: they lie in shared memory. Of more rows the
  * norm takes a block longer than a launch does: on an H200 decode of 2, 4, 8 rows took 2 % less, 2
  * % more and 12 % more than apart. */
 enum { NORM_ROWS_MAX = 2, NORM_COLS_MAX = 2048 };
 
-bool linear_takes_norm(struct tensor y, const struct norm_op *norm, const struct weight *w)
+/* Of 16 bits row-major weights, of F32 packed ones of so few outputs that blocks do not take turns:
+ * each would norm anew. */
+static bool weight_takes_norm(const struct cuda *cu, const struct weight *w)
+{
+    const bool is_row_major = cuda_weight_of(w)->is_row_major;
+    return w->dtype == DTYPE_F32 ? !is_row_major && w->rows <= 2 * LINEAR_TILE * cu->n_sm
+                                 : is_row_major;
+}
+
+bool linear_takes_norm(const struct cuda *cu, struct tensor y, const struct norm_op *norm,
+                       const struct weight *w)
 {
     const struct tensor none = {};
     const struct tensor read = norm->view == NULL ? norm->x : none; /* by all blocks, and r */
     return y.rows <= NORM_ROWS_MAX && w->cols <= NORM_COLS_MAX && norm_has_groups(norm) &&
-           w->dtype != DTYPE_F32 && cuda_weight_of(w)->is_row_major && !overlap(norm->y, read) &&
-           !overlap(norm->y, norm->r) && !overlap(y, read) && !overlap(y, norm->r) &&
-           !overlap(y, norm->y);
+           weight_takes_norm(cu, w) && !overlap(norm->y, read) && !overlap(norm->y, norm->r) &&
+           !overlap(y, read) && !overlap(y, norm->r) && !overlap(y, norm->y);
 }
 
 void cuda_linear_normed(struct cuda *cu, struct tensor y, const struct norm_op *norm,

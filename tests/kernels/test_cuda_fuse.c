@@ -61,8 +61,16 @@ static const struct fuse_case cases[] = {
     {2, 36, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 4, "add_norm_linear"},
     {2, 1060, 68, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
     {2, 2048, 40, ADD_NORM, PRODUCT, DTYPE_BF16, false, false, 0, "add_norm_linear"},
-    /* F32 weights, whose products norm nothing */
+    /* F32 weights, of not too many outputs: of two multiprocessors up to 64 */
+    {1, 1024, 64, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm_linear"},
+    {1, 1024, 16, NORM, PRODUCT, DTYPE_F32, false, false, 0, "norm_linear"},
     {1, 1024, 70, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
+    {2, 1060, 50, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm_linear"},
+    {2, 36, 9, NORM, PRODUCT, DTYPE_F32, false, false, 4, "norm_linear"},
+    {1, 4, 64, ADD_NORM, TWO_PRODUCTS, DTYPE_F32, false, false, 0, "add_norm_linear"},
+    {2, 2048, 33, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm_linear"},
+    {2, 260, 40, EMBED_NORM, PRODUCT, DTYPE_F32, true, false, 0, "embed_norm_linear"},
+    {1, 256, 40, ADD_NORM, PRODUCT, DTYPE_F32, true, false, 0, NULL},
     {3, 100, 33, NORM, PRODUCT, DTYPE_F32, false, false, 4, "norm"},
     {8, 1060, 40, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
     {6, 2048, 20, ADD_NORM, PRODUCT, DTYPE_F32, false, false, 0, "add_norm"},
