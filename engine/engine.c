@@ -378,10 +378,12 @@ enum err_code engine_open(struct engine **engine, const struct engine_options *o
     new->options = *options;
     new->publisher = (struct publisher){&new->stats, &new->queue, NULL, options->failures_told};
     atomic_init(&new->state, ENGINE_LOADING);
-    engine_stats_begin(&new->stats);
     if (load_model(new, e) != ERR_OK ||
-        bounds_resolve(&new->options, model_info(new->model), new->be->n_tok_good, e) != ERR_OK ||
-        plan_memory(new, e) != ERR_OK || prepare(new, e) != ERR_OK) {
+        bounds_resolve(&new->options, model_info(new->model), new->be->n_tok_good, e) != ERR_OK) {
+        goto fail;
+    }
+    engine_stats_begin(&new->stats, engine_context(new->options.max_model_len));
+    if (plan_memory(new, e) != ERR_OK || prepare(new, e) != ERR_OK) {
         goto fail;
     }
     atomic_store(&new->state, ENGINE_READY);

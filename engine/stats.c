@@ -51,8 +51,12 @@ void histogram_add(struct histogram *h, double value)
     (void)atomic_fetch_add_explicit(&h->count, 1, memory_order_relaxed);
 }
 
-void engine_stats_begin(struct engine_stats *s)
+void engine_stats_begin(struct engine_stats *s, int context)
 {
+    int n_tokens = stats_n_tokens;
+    while (n_tokens > 1 && stats_bounds_tokens[n_tokens - 1] > context) {
+        n_tokens--;
+    }
     histogram_begin(&s->ttft, stats_bounds_ttft, stats_n_ttft);
     histogram_begin(&s->itl, stats_bounds_itl, stats_n_itl);
     histogram_begin(&s->tpot, stats_bounds_itl, stats_n_itl);
@@ -62,9 +66,9 @@ void engine_stats_begin(struct engine_stats *s)
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
         histogram_begin(times[i], stats_bounds_e2e, stats_n_e2e);
     }
-    histogram_begin(&s->prompt_len, stats_bounds_tokens, stats_n_tokens);
-    histogram_begin(&s->generation_len, stats_bounds_tokens, stats_n_tokens);
-    histogram_begin(&s->max_tokens, stats_bounds_tokens, stats_n_tokens);
+    histogram_begin(&s->prompt_len, stats_bounds_tokens, n_tokens);
+    histogram_begin(&s->generation_len, stats_bounds_tokens, n_tokens);
+    histogram_begin(&s->max_tokens, stats_bounds_tokens, n_tokens);
     histogram_begin(&s->step_tokens, stats_bounds_step_tokens, stats_n_step_tokens);
     histogram_begin(&s->step_requests, stats_bounds_pow2, stats_n_pow2);
 }

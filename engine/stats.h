@@ -46,8 +46,9 @@ struct engine_stats {
     int64_t available_bytes; /* of the device's memory, after all was reserved; -1 = unknown */
 };
 
-/* Gives the histograms their bounds; the rest is zero already. */
-void engine_stats_begin(struct engine_stats *stats);
+/* Gives the histograms their bounds, those of lengths only as far as context, in positions; the
+ * rest is zero already. */
+void engine_stats_begin(struct engine_stats *stats, int context);
 
 /* Bounds of the contract's table. */
 extern const double stats_bounds_ttft[], stats_bounds_itl[], stats_bounds_e2e[],

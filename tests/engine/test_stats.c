@@ -58,6 +58,25 @@ static void bounds_ascend_and_fit(void **state)
     }
 }
 
+/* The contract: 1-2-5 to the context. What is above it no request can tell apart. */
+static void bounds_of_lengths_end_at_the_context(void **state)
+{
+    (void)state;
+    static const struct {
+        int context;
+        double last;
+    } all[] = {{1, 1}, {3, 2}, {499, 200}, {500, 500}, {512, 500}, {1 << 28, 200000}};
+    static struct engine_stats stats;
+    for (size_t a = 0; a < sizeof all / sizeof all[0]; a++) {
+        engine_stats_begin(&stats, all[a].context);
+        const struct histogram *const lengths[] = {&stats.prompt_len, &stats.generation_len,
+                                                   &stats.max_tokens};
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+            assert_true(lengths[i]->bound[lengths[i]->n_bound - 1] == all[a].last);
+        }
+    }
+}
+
 /* ---- log ---- */
 
 /* What log_event writes to standard error while inside this pair. */
@@ -165,6 +184,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(observations_land_in_their_buckets),
         cmocka_unit_test(bounds_ascend_and_fit),
+        cmocka_unit_test(bounds_of_lengths_end_at_the_context),
         cmocka_unit_test(text_lines_have_stamp_level_and_event),
         cmocka_unit_test(no_control_character_comes_through),
         cmocka_unit_test(json_lines_parse),

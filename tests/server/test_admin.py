@@ -180,6 +180,13 @@ def test_metrics_say_where_what_lies(server):
     assert 'cache_dtype="bf16"} 1' in text
 
 
+def test_histograms_of_lengths_end_at_the_context(server):
+    text = server.get("/metrics").text
+    for name in ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens"):
+        bounds = re.findall(r'^pkmserve_%s_bucket\{le="([^"]*)"\}' % name, text, re.M)
+        assert bounds == ["1", "2", "5", "10", "20", "50", "100", "200", "500", "+Inf"], name
+
+
 def promtool(metrics, lint=True):
     tool = shutil.which("promtool")
     if tool is None:
