@@ -306,8 +306,9 @@ def random_case(rng):
                              if names == "plain" else one(PLUS, {}))
             entry.update(random_options(names, entry, one))
             entries.append(entry)
-    entries = entries or [{"layer": 0, "place": "beside", "n_head": 1, "k_top": 2, "sizes": (4, 6, 6),
-                           "query_norm": "layer", "scores": "softmax"}]
+    if not entries:
+        entry = {"layer": 0, "place": "beside", "n_head": 1, "k_top": 2, "sizes": (4, 6, 6)}
+        entries = [{**entry, **random_options(names, entry, one)}]
     return one("llama", "qwen3"), names, one("pt", "safetensors"), entries
 
 
