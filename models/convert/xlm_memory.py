@@ -51,8 +51,7 @@ def _check_sizes(m, name, n_key):
     if m.binary_keys and m.sizes["n_indices"] is not None:
         # Their number follows from mem_k_dim; a larger table has rows that nothing reaches.
         n_index = m.sizes["n_indices"]
-        if not isinstance(n_index, int) or n_index < n_pair or \
-                (n_index > n_pair and (m.slot_map or m.modulo != -1)):
+        if not isinstance(n_index, int) or n_index < n_pair or (n_index > n_pair and m.slot_map):
             raise Refused("params.n_indices: %s, but tensor '%s' has %d binary keys (%d expected)"
                           % (show(n_index), name, n_key, n_pair))
     n_row = n_index if m.modulo == -1 else m.modulo
@@ -61,9 +60,9 @@ def _check_sizes(m, name, n_key):
         if m.sizes[field] is not None and m.sizes[field] != due and not skipped:
             raise Refused("params.%s: %s, but tensor '%s' has %d keys (%d expected)"
                           % (field, show(m.sizes[field]), name, n_key, due))
-    if m.modulo != -1 and not m.modulo < n_pair:
+    if m.modulo >= n_index:
         raise Refused("params.mem_modulo_size: less than the %d slots of tensor '%s' expected,"
-                      " got %d" % (n_pair, name, m.modulo))
+                      " got %d" % (n_index, name, m.modulo))
     return n_pair, n_row
 
 
@@ -131,7 +130,7 @@ def expect(shapes, weights, p, index):
              "query_batch_norm": m.batch_norm, "query_bias": m.query_bias}
     options = {"query": ("mlp", m.query), "query_hidden": ([], m.hidden),
                "query_normalize": (False, m.query_normalize), "shared_keys": (False, m.shared_keys),
-               "slot_map": (False, m.slot_map), "modulo": (False, m.modulo != -1),
+               "slot_map": (False, m.slot_map), "modulo": (False, n_row < n_pair),
                "temperature": (1, m.temperature), "softmax": (True, m.softmax),
                "subtract": ("none", m.subtract), "normalize": (False, m.normalize)}
     entry.update((key, value) for key, (usual, value) in options.items() if value != usual)

@@ -119,6 +119,17 @@ def test_binary_keys_count_themselves(tmp_path):
     np.testing.assert_array_equal(got[MEMORY + "values.weight"], values[:16])
 
 
+@pytest.mark.parametrize("modulo, n_slot", [(10, 10), (20, 16)])
+def test_slots_of_binary_keys_may_be_taken_modulo(modulo, n_slot, tmp_path):
+    """The original bounds the modulo by n_indices; one that no slot reaches changes nothing."""
+    values = arrays_of({"values": (modulo, 8)})["values"]
+    params = {"mem_keys_type": "binary", "mem_n_keys": 5, "n_indices": 25, "mem_size": modulo,
+              "mem_modulo_size": modulo}
+    entry, got = made(tmp_path, checkpoint(tmp_path, params, values__weight=values)[0])
+    assert (entry["n_slot"], entry.get("modulo", False)) == (n_slot, modulo < 16)
+    np.testing.assert_array_equal(got[MEMORY + "values.weight"], values[:n_slot])
+
+
 def test_slot_maps_are_permutations(tmp_path, refused):
     rng = np.random.default_rng(5)
     permutations = np.stack([rng.permutation(16) for _ in range(2)])

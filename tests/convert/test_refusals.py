@@ -64,7 +64,7 @@ IMPOSSIBLE = [
     ({"mem_temperature": 0}, "mem_temperature", "1e-6"),
     ({"mem_temperature": -1.0}, "mem_temperature", "-1"),
     ({"mem_keys_type": "binary", "n_indices": 15}, "n_indices", "binary"),
-    ({"mem_keys_type": "binary", "n_indices": 20, "mem_size": 10, "mem_modulo_size": 10},
+    ({"mem_keys_type": "binary", "n_indices": 20, "mem_size": 20, "mem_shuffle_indices": True},
      "n_indices", "binary"),
     ({"mem_knn": 5}, "mem_knn", "4 keys"),
     ({"mem_knn": 0}, "mem_knn", "got 0"),
