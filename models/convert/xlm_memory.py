@@ -154,8 +154,10 @@ def _slot_map(name, array):
 
 
 def drop_copy(arrays, name, of, field):
-    """The file repeats a tensor that params say is another one; the copy goes."""
-    copy, kept = arrays.pop(name), arrays[of]
+    """The file repeats a tensor that params say is another one; the copy goes. Of a table that was cut
+    the rows that are left are compared."""
+    kept = arrays[of]
+    copy = arrays.pop(name)[:len(kept)]
     for i in range(0, len(kept), CHUNK_ROWS):
         same = copy[i:i + CHUNK_ROWS] == kept[i:i + CHUNK_ROWS]
         if not np.all(same | np.isnan(kept[i:i + CHUNK_ROWS])):  # NaN has its own message

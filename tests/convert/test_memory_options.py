@@ -148,9 +148,11 @@ def test_slot_maps_are_permutations(tmp_path, refused):
     refused(checkpoint(tmp_path, params, head_permutations=floats)[0], "integers")
 
 
-def two_memories(change=None, **params):
+def two_memories(change=None, table=None, **params):
     """tiny() with a memory in both layers; the second's table is the first's, or a changed copy."""
     weights = {name: array for name, array in tw.tiny_weights().items() if "ffns.0" not in name}
+    if table is not None:
+        weights[MEMORY + "values.weight"] = table
     for name in [name for name in weights if name.startswith(MEMORY)]:
         weights[name.replace("1_in", "0_in")] = weights[name]
     if change is not None:
@@ -173,3 +175,13 @@ def test_shared_tables_are_written_once(tmp_path, refused):
     source = tw.write_zip(tmp_path / "c.pth", two_memories(1.0, mem_share_values=True))
     refused(source, "values.weight", "mem_share_values")
     refused(tw.write_zip(tmp_path / "c.pth", two_memories()), "values.weight", "storage")
+
+
+@pytest.mark.parametrize("change", [None, 0.0])
+def test_rows_behind_a_shared_table_are_cut(change, tmp_path):
+    table = arrays_of({"values": (25, 8)})["values"]
+    params = {"mem_keys_type": "binary", "mem_n_keys": 5, "n_indices": 25, "mem_size": 25}
+    value = two_memories(change, table, mem_share_values=True, **params)
+    _, got = made(tmp_path, tw.write_zip(tmp_path / "c.pth", value))
+    np.testing.assert_array_equal(got["memories.0_in.values.weight"], table[:16])
+    assert MEMORY + "values.weight" not in got
