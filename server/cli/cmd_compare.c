@@ -351,18 +351,6 @@ static bool is_close(const struct options *options, const struct compare_figures
     return is_kl_close(options, f) && f->worse_percent <= options->max_worse;
 }
 
-/* Tokens of the texts, and those of them that the vocabulary does not know. */
-static int64_t count_unknown(const struct comparison *it, int64_t *n_tokens)
-{
-    int64_t n_unk = 0;
-    *n_tokens = 0;
-    for (int i = 0; i < it->job.inputs.n; i++) {
-        n_unk += score_n_unk(&it->job, i, it->side.info);
-        *n_tokens += score_item(&it->job, i)->n_ids - it->job.entry[i].first;
-    }
-    return n_unk;
-}
-
 static enum err_code print_json(const struct comparison *it, const struct compare_figures *f,
                                 struct err *err)
 {
@@ -376,7 +364,7 @@ static enum err_code print_json(const struct comparison *it, const struct compar
     json_field_string(&out, "against_dtype", dtype_name(it->reference.info->dtype));
     json_field_string(&out, "backend", it->be->name);
     json_field_int(&out, "n_scored", f->n);
-    json_field_int(&out, "n_unk", count_unknown(it, &n_tokens));
+    json_field_int(&out, "n_unk", score_count_unknown(&it->job, it->side.info, &n_tokens));
     json_field_double(&out, "perplexity", f->perplexity);
     json_field_double(&out, "against_perplexity", f->reference_perplexity);
     json_field_double(&out, "worse_percent", f->worse_percent);
@@ -398,7 +386,7 @@ static void print_table(const struct comparison *it, const struct compare_figure
     printf("%s in %s against %s in %s, on %s\n", it->side.path, dtype_name(it->side.info->dtype),
            it->reference.path, dtype_name(it->reference.info->dtype), it->be->name);
     int64_t n_tokens = 0;
-    const int64_t n_unk = count_unknown(it, &n_tokens);
+    const int64_t n_unk = score_count_unknown(&it->job, it->side.info, &n_tokens);
     printf("tokens      %lld predicted, %.2f %% with the same best token; %lld unknown\n",
            (long long)f->n, 100 * f->same_best, (long long)n_unk);
     printf("perplexity  %.6f, reference %.6f: %+.4f %%\n", f->perplexity, f->reference_perplexity,
@@ -548,7 +536,7 @@ static enum err_code run(struct comparison *it, struct err *err)
     }
     const struct compare_figures figures = compare_figures_of(&it->sums);
     int64_t n_tokens = 0;
-    const int64_t n_unk = count_unknown(it, &n_tokens);
+    const int64_t n_unk = score_count_unknown(&it->job, it->side.info, &n_tokens);
     if (!it->options->json) {
         print_table(it, &figures);
     } else if (print_json(it, &figures, err) != ERR_OK) {

@@ -149,7 +149,6 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
     }
     print_evaluator(it, &pool);
     fflush(stdout);
-    cmd_warn_unknown(pool.n_unk, pool.n_tokens, it->ce.limits.tokenizer);
     enum err_code code = ERR_OK;
     for (int i = 0; i < it->n && code == ERR_OK && it->options->memory; i++) {
         code = print_memory(it, i, err);
@@ -294,6 +293,12 @@ static int64_t line_n_token(const union jsonl_job *job)
     return score_n_prompt(&job->score);
 }
 
+static int64_t line_n_unk(const union jsonl_job *job, const struct model_info *info,
+                          int64_t *n_tokens)
+{
+    return score_count_unknown(&job->score, info, n_tokens);
+}
+
 static void line_free(union jsonl_job *job)
 {
     score_free(&job->score);
@@ -307,6 +312,7 @@ static const struct jsonl_kind lines = {.doing = "scoring",
                                         .id = line_id,
                                         .write = line_write,
                                         .n_token = line_n_token,
+                                        .n_unk = line_n_unk,
                                         .free = line_free};
 
 int cmd_score(const struct options *options)
@@ -350,6 +356,11 @@ int cmd_score(const struct options *options)
     }
     if (code == ERR_OK) {
         code = options->json ? print_json(&it, begin_us, &err) : print_table(&it, &err);
+    }
+    if (code == ERR_OK) {
+        int64_t n_tokens = 0;
+        const int64_t n_unk = score_count_unknown(&it.job, it.ce.limits.info, &n_tokens);
+        cmd_warn_unknown(n_unk, n_tokens, it.ce.limits.tokenizer);
     }
     score_free(&it.job);
     cmd_engine_close(&it.ce);

@@ -43,6 +43,7 @@ struct jsonl {
     struct text record; /* of this run; empty for standard output */
     struct progress progress;
     int64_t n_document, n_token;
+    int64_t n_unk, n_unk_of; /* tokens of the texts unknown to the vocabulary, and all of them */
 
     pthread_t reader[READER_MAX];
     int n_reader;
@@ -256,6 +257,11 @@ static enum err_code finish(struct jsonl *it, struct slot *slot, struct err *err
         bad = !write_answer(it, slot, &out, err);
         code = err->code;
         it->n_token += bad ? 0 : it->kind->n_token(&slot->job);
+        if (!bad && it->kind->n_unk != NULL) {
+            int64_t n_tokens = 0;
+            it->n_unk += it->kind->n_unk(&slot->job, it->ce.limits.info, &n_tokens);
+            it->n_unk_of += n_tokens;
+        }
     }
     if (code == ERR_OK && bad) {
         code = jsonl_out_add_bad(&it->out, jsonl_in_name(&it->in, slot->file), slot->number,
@@ -465,6 +471,9 @@ int jsonl_run(const struct options *options, const struct jsonl_kind *kind)
         fprintf(stderr, "pkmserve: bad lines: %lld of %lld%s%s\n", (long long)n_bad,
                 (long long)(n_bad + it.out.n_result), it.out.errors_path != NULL ? ": see " : "",
                 it.out.errors_path != NULL ? it.out.errors_path : "");
+    }
+    if (code == ERR_OK) {
+        cmd_warn_unknown(it.n_unk, it.n_unk_of, it.ce.limits.tokenizer);
     }
     cmd_engine_close(&it.ce);
     fields_close(&it.defaults);

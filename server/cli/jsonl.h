@@ -37,6 +37,8 @@ struct jsonl_kind {
     enum err_code (*begin)(void *ctx, const struct cmd_engine *ce, struct err *err);
     void *ctx;
     int64_t (*n_token)(const union jsonl_job *job); /* of a request that is over */
+    /* Of such a request's texts, as score_count_unknown. May be NULL. */
+    int64_t (*n_unk)(const union jsonl_job *job, const struct model_info *info, int64_t *n_tokens);
     void (*free)(union jsonl_job *job);
 };
 

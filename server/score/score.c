@@ -101,6 +101,18 @@ int64_t score_n_unk(const struct score_job *job, int result, const struct model_
     return n;
 }
 
+int64_t score_count_unknown(const struct score_job *job, const struct model_info *info,
+                            int64_t *n_tokens)
+{
+    int64_t n_unk = 0;
+    *n_tokens = 0;
+    for (int i = 0; i < job->inputs.n; i++) {
+        n_unk += score_n_unk(job, i, info);
+        *n_tokens += score_item(job, i)->n_ids - job->entry[i].first;
+    }
+    return n_unk;
+}
+
 bool score_figures_item(struct score_figures *figures, const struct score_job *job, int result,
                         const struct api_limits *limits, struct api_error *error)
 {

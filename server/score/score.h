@@ -140,6 +140,9 @@ void score_figures_derive(struct score_figures *figures);
 /* The number of a result's tokens that the vocabulary does not know; the end token that was
  * appended does not count. */
 int64_t score_n_unk(const struct score_job *job, int result, const struct model_info *info);
+/* Their sum over all results, and *n_tokens of which they are. */
+int64_t score_count_unknown(const struct score_job *job, const struct model_info *info,
+                            int64_t *n_tokens);
 
 /* The best continuation by each measure; the first of equals. */
 enum score_measure {

@@ -181,3 +181,17 @@ def test_the_command_line_warns_of_unknown_tokens(words, command):
     assert "warning" in err and "tokens unknown to the vocabulary: " in err and "--codes" in err, err
     status, _, err = run(command, "--model", model, "-", text="do fo gac to\n" * 20)
     assert status == 0 and "warning" not in err, err
+    assert "warning" in run(command, "--json", "--model", model, os.path.join(ROOT, "LICENSE"))[2]
+
+
+def test_a_corpus_is_warned_of_as_a_whole(words):
+    """Also where --fields leaves the numbers of unknown tokens out."""
+    _, model = words
+    lines = '{"text": "do fo gac to"}\n' * 20
+    common = ["score", "--model", model, "--jsonl", "--fields", "perplexity", "-"]
+    status, _, err = run(*common, text=lines)
+    assert status == 0 and "warning" not in err, err
+    lines += '{"text": "qqq zzz"}\n'
+    lines += '{"context": "yyy", "continuations": ["do"], "boundary": "separate"}\n'
+    status, _, err = run(*common, text=lines)
+    assert status == 0 and "warning" in err and "unknown to the vocabulary: 2 of 83" in err, err
