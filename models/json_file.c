@@ -86,6 +86,10 @@ json_t *json_read(const char *text, size_t bytes, size_t flags, json_error_t *fa
             free(memory);
         }
     } else {
+        if (reading.bytes > reading_bytes_max) {
+            (void)snprintf(fault->text, sizeof fault->text, "its values take more than %zu MiB",
+                           reading_bytes_max >> 20);
+        }
         for (size_t i = 0; i < reading.n_taken; i++) {
             free(reading.taken[i]);
         }

@@ -12,7 +12,8 @@
 
 /* As json_loadb. Where there is no memory, frees what it has taken, returns NULL and sets
  * *no_memory: jansson 2.14 by itself goes on without the bytes that found no room, to an assertion,
- * past the end of a text, or to an error that calls the JSON wrong. */
+ * past the end of a text, or to an error that calls the JSON wrong. fault->text is empty then,
+ * unless it is the text that takes too much: 512 MiB are the limit. */
 json_t *json_read(const char *text, size_t bytes, size_t flags, json_error_t *fault,
                   bool *no_memory);
 

@@ -197,7 +197,7 @@ static void *read_lines(void *ctx)
             it->bytes += cost;
             pthread_mutex_unlock(&it->mutex);
             state = submit(it, slot);
-        } else if (strcmp(slot->error.code, "out_of_memory") == 0) {
+        } else if (strcmp(slot->error.code, "out_of_memory") == 0 && !slot->error.is_for_good) {
             (void)err_set(&slot->fatal, ERR_MEMORY, "%s", slot->error.text.message);
         }
         atomic_store(&slot->state, (int)state);

@@ -15,6 +15,7 @@ struct api_error {
     char param[API_PARAM_MAX]; /* field, "" = none */
     struct err text;           /* text.message says what is wrong and what to do */
     int retry_after_s;         /* for the header; 0 = none */
+    bool is_for_good;          /* "out_of_memory" of this body also where there is more memory */
 };
 
 /* Sets the error unless there is one already. param may be NULL. Always returns false, so that a

@@ -80,7 +80,9 @@ bool fields_open(struct fields *fields, const char *body, size_t bytes, struct a
         fields->object = json_read(body, bytes, strict | JSON_DECODE_INT_AS_REAL, &why, &no_memory);
     }
     if (no_memory) {
-        return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body");
+        error->is_for_good = why.text[0] != '\0';
+        return api_error_set(error, 500, "out_of_memory", NULL, "no memory to read the body%s%s",
+                             error->is_for_good ? ": " : "", why.text);
     }
     if (fields->object == NULL) {
         return fields_parse_error(&why, body, bytes, error);

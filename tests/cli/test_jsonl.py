@@ -152,6 +152,17 @@ def test_lines_of_another_dialect_are_refused(tmp_path):
     assert "send prompt alone" in (tmp_path / "out.jsonl.errors").read_text()
 
 
+def test_a_line_that_no_memory_would_do_for_is_a_fault_of_its_own(tmp_path):
+    """Its values take more than the 512 MiB that reading may take; the run goes on."""
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"text": [%s{}]}\n{"text": "Once"}\n' % ("{}," * 2700000))
+    out = tmp_path / "out.jsonl"
+    ok("score", "--jsonl", lines, "--output", out)
+    assert (tmp_path / "out.jsonl.errors").read_text() == (
+        "%s:1: no memory to read the body: its values take more than 512 MiB\n" % lines)
+    assert len(out.read_text().splitlines()) == 1
+
+
 def test_a_file_that_cannot_be_written_holds_each_fault_once(folder, tmp_path):
     lines = [json.dumps({"tokens": [5, 6, 99999 if i % 10 == 3 else 7 + i % 50], "id": i}) for i in range(400)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
