@@ -361,7 +361,9 @@ static enum err_code write_all(struct jsonl_out *out, bool end, int64_t now_us, 
     if (end || out->n_raw >= MEMBER_BYTES || now_us - out->ended_us > MEMBER_US) {
         out->n_raw = 0;
         out->ended_us = now_us;
-        return codec_end(out->writer, err);
+        /* Readers of gzip and zstd take a file of no bytes for one that was cut off. */
+        const bool always = end && out->n_result == 0 && lseek(out->fd, 0, SEEK_CUR) <= 0;
+        return codec_end(out->writer, always, err);
     }
     return ERR_OK;
 }

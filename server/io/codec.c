@@ -326,9 +326,10 @@ enum err_code codec_write(struct codec_writer *w, const char *data, size_t n, st
                                      : compress_all(w, data, n, false, err);
 }
 
-enum err_code codec_end(struct codec_writer *w, struct err *err)
+enum err_code codec_end(struct codec_writer *w, bool always, struct err *err)
 {
-    return w->inside ? compress_all(w, "", 0, true, err) : ERR_OK;
+    always = always && w->codec != CODEC_PLAIN;
+    return w->inside || always ? compress_all(w, "", 0, true, err) : ERR_OK;
 }
 
 void codec_writer_close(struct codec_writer *writer)

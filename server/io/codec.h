@@ -42,8 +42,8 @@ struct codec_writer;
 enum err_code codec_writer_open(struct codec_writer **writer, int fd, enum codec codec,
                                 const char *path, struct err *err);
 enum err_code codec_write(struct codec_writer *writer, const char *data, size_t n, struct err *err);
-/* Ends the member, if one is open, and writes it out. */
-enum err_code codec_end(struct codec_writer *writer, struct err *err);
+/* Ends the member, if one is open, and writes it out. always: if none is, an empty one. */
+enum err_code codec_end(struct codec_writer *writer, bool always, struct err *err);
 void codec_writer_close(struct codec_writer *writer); /* writes nothing. NULL is fine */
 
 /* All of data to the descriptor. */

@@ -67,9 +67,9 @@ enum err_code codec_write(struct codec_writer *writer, const char *data, size_t 
     return missing(err);
 }
 
-enum err_code codec_end(struct codec_writer *writer, struct err *err)
+enum err_code codec_end(struct codec_writer *writer, bool always, struct err *err)
 {
-    (void)writer;
+    (void)writer, (void)always;
     return missing(err);
 }
 

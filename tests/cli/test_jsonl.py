@@ -163,6 +163,23 @@ def test_a_line_that_no_memory_would_do_for_is_a_fault_of_its_own(tmp_path):
     assert len(out.read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_compressed_output_without_results_is_whole(tmp_path, ending):
+    """That of a shard without lines, say: a file of no bytes is none for gzip and zstd."""
+    lines, out = tmp_path / "in.jsonl", tmp_path / ("out.jsonl." + ending)
+    lines.write_text('{"text": "Once"}\n')
+    common = ["score", "--jsonl", lines, "--output", out, "--shard", "1/2"]
+    ok(*common)
+    members = out.read_bytes()
+    tool = {"gz": "gzip", "zst": "zstd"}[ending]
+    assert subprocess.run([tool, "-dcq", out], stdout=subprocess.PIPE, check=True).stdout == b""
+    ok(*common, "--resume")
+    assert out.read_bytes() == members
+    lines.write_text('{"text": "Once"}\n{"text": "upon"}\n')
+    ok(*common, "--resume")
+    assert len(read(out).splitlines()) == 1
+
+
 def test_a_file_that_cannot_be_written_holds_each_fault_once(folder, tmp_path):
     lines = [json.dumps({"tokens": [5, 6, 99999 if i % 10 == 3 else 7 + i % 50], "id": i}) for i in range(400)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
