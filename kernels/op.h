@@ -244,7 +244,8 @@ typedef void op_pkm_rescore_fn(struct backend *be, struct tensor slots, struct t
  * the entries list are read from the entries' rows instead of from the table (from their experts,
  * where experts are read). What is read is the row's numbers, of whatever type, times its scale.
  * All other rows are computed as without redirections, to the bit. A redirected row with the
- * table's own type and numbers gives the table's bits. */
+ * table's own type and numbers gives the table's bits, and so does one of F32 with the numbers of a
+ * table of Q4. */
 struct pkm_redirect {
     const struct step *step; /* the call has one row for each row of the step */
     int memory;              /* that owns the table */

@@ -25,6 +25,7 @@ enum {
 struct read_group {
     const char *row[READ_GROUP]; /* past n it repeats the first one */
     float weight[READ_GROUP];
+    float scale[READ_GROUP];      /* of Q4 only; elsewhere weight includes it */
     enum dtype dtype[READ_GROUP]; /* where they differ */
     int n;
 };
@@ -58,7 +59,8 @@ static void set_group(struct read_group *group, const int32_t *slots, const floa
         const int j = i < group->n ? i : 0;
         const struct value_row row = row_of(table, slots[j]);
         group->row[i] = row.data + first_byte;
-        const float weight = weights[j] * row.scale;
+        group->scale[i] = row.scale;
+        const float weight = weights[j] * (table->dtype == DTYPE_Q4 ? 1 : row.scale);
         group->weight[i] = fabsf(weight) < FLT_MIN ? 0 : weight; /* slow, and adds nothing */
     }
 }
@@ -81,6 +83,19 @@ static ALWAYS_INLINE vf load_stored(const char *row, const int stored, int64_t c
     vb b = {0};
     memcpy(&b, row + col, (size_t)n);
     return v_from_i8((stored == Q4_HIGH ? b >> 4 & 15 : b & 15) - 8);
+}
+
+/* The same of row j, times its scale if that is not in its weight: a number of Q4 is its code times
+ * its scale, which is exact in fp32. So an overlay's F32 row with these numbers gives the same
+ * bits. */
+static ALWAYS_INLINE vf load_row(const struct read_group *group, int j, const int stored,
+                                 int64_t col, int n)
+{
+    vf x = load_stored(group->row[j], stored, col, n);
+    if (stored == DTYPE_Q4 || stored == Q4_HIGH) {
+        x *= v_set1(group->scale[j]);
+    }
+    return x;
 }
 
 static ALWAYS_INLINE vf load_any(const char *row, enum dtype dtype, int64_t col, int n)
@@ -129,8 +144,7 @@ static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
             const vf weight = v_set1(group->weight[j]);
             UNROLL
             for (int v = 0; v < n_vec; v++) {
-                sum[v] =
-                    v_fma(weight, load_stored(group->row[j], dtype, c + v * LANES, LANES), sum[v]);
+                sum[v] = v_fma(weight, load_row(group, j, dtype, c + v * LANES, LANES), sum[v]);
             }
         }
         UNROLL
@@ -142,8 +156,7 @@ static ALWAYS_INLINE void add_group(float *y, const struct read_group *group,
         const int n_lane = lanes_left(n, c);
         vf sum = v_load_n(y + c, n_lane);
         for (int j = 0; j < group->n; j++) {
-            sum =
-                v_fma(v_set1(group->weight[j]), load_stored(group->row[j], dtype, c, n_lane), sum);
+            sum = v_fma(v_set1(group->weight[j]), load_row(group, j, dtype, c, n_lane), sum);
         }
         v_store_n(y + c, sum, n_lane);
     }
