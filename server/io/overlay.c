@@ -10,6 +10,7 @@
 struct overlay_wish {
     const char *name[OVERLAYS_OF_REQUEST];
     int n;
+    const char *param; /* the field that names overlays, NULL if only the API key does */
 };
 
 static bool wishes(const struct overlay_wish *wish, const char *name)
@@ -95,6 +96,7 @@ static bool read_wish(struct fields *fields, const struct api_limits *limits,
         return api_error_set(fields->error, 400, "unsupported_parameter", "overlay",
                              "overlays are rows of memories, and this model has none");
     }
+    wish->param = value != NULL ? "overlay" : of_model != NULL ? "model" : NULL;
     for (int i = 0; limits->binding != NULL && i < limits->binding->n; i++) {
         (void)add(fields, limits, NULL, limits->binding->name[i], wish);
     }
@@ -124,7 +126,7 @@ void overlay_read(struct fields *fields, const struct api_limits *limits,
     }
     if (limits->overlays == NULL) {
         (void)api_error_set(
-            fields->error, 404, "overlay_not_found", "overlay",
+            fields->error, 404, "overlay_not_found", wish.param,
             "there is no overlay \"%.80s\" here: none are taken without --overlay-dir or "
             "--admin-port of serve, or --overlay of the other commands",
             wish.name[0]);
@@ -133,10 +135,10 @@ void overlay_read(struct fields *fields, const struct api_limits *limits,
     switch (overlays_take(limits->overlays, wish.name, wish.n, taken, &err)) {
     case ERR_OK: return;
     case ERR_IO:
-        (void)api_error_set(fields->error, 404, "overlay_not_found", "overlay", "%s", err.message);
+        (void)api_error_set(fields->error, 404, "overlay_not_found", wish.param, "%s", err.message);
         return;
     case ERR_ARGUMENT:
-        (void)api_error_set(fields->error, 400, "overlay_mismatch", "overlay", "%s", err.message);
+        (void)api_error_set(fields->error, 400, "overlay_mismatch", wish.param, "%s", err.message);
         return;
     default:
         (void)api_error_set(fields->error, 500, "out_of_memory", NULL, "%s", err.message);

@@ -370,7 +370,8 @@ def test_only_the_admin_port_administers(server):
 def test_requests_that_are_refused(server, fields, status, code):
     for path, body in (("/score", {"text": "A"}), ("/generate", {"prompt": "A"}),
                        ("/v1/completions", {"prompt": "A"})):
-        error_of(server.post(path, {**body, **fields}), status, code)
+        answer = server.post(path, {**body, **fields})
+        error_of(answer, status, code, "overlay" if "overlay" in fields else "model")
 
 
 def test_any_two_of_a_requests_overlays_that_share_a_slot_are_named(server, base):
@@ -415,7 +416,9 @@ def test_keys_are_bound_to_overlays(base, changed, tmp_path):
             error_of(ask("tenant", overlay=name), 403, "overlay_forbidden", "overlay")
         error_of(ask("tenant", model="demo:fix-7"), 403, "overlay_forbidden", "model")
         s.counted('requests_rejected_total{reason="auth"}', 3)
-        error_of(ask("lost"), 404, "overlay_not_found")
+        lost = ask("lost")
+        error_of(lost, 404, "overlay_not_found")
+        assert lost.json()["error"]["param"] is None  # no field of the request names it
         assert longest in error_of(ask("long"), 404, "overlay_not_found")
         assert '"n0"' in error_of(ask("eight"), 404, "overlay_not_found")
         listed = requests.get(s.url + "/v1/models", headers=bearer("tenant"), timeout=PATIENCE).json()["data"]
