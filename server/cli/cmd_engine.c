@@ -388,19 +388,22 @@ enum err_code cmd_put_ablate(struct text *body, const struct options *options, s
     struct text alone = {0};
     struct fields fields;
     struct api_error error = {0};
+    char others[FIELDS_IGNORED_MAX] = "";
     json_open(&alone, '{');
     json_key(&alone, "ablate");
     text_puts(&alone, options->ablate);
     json_close(&alone, '}');
-    const bool ok = !alone.failed && fields_open(&fields, alone.data, alone.n, &error);
-    if (ok) {
+    if (!alone.failed && fields_open(&fields, alone.data, alone.n, &error)) {
+        (void)fields_get(&fields, "ablate", NULL);
+        fields_finish(&fields, true, others); /* others would be fields beside it */
         fields_close(&fields);
     }
+    const bool ok = !alone.failed && error.status == 0;
     text_free(&alone);
     if (!ok) {
         return err_set(err, ERR_ARGUMENT,
-                       "--ablate must be a JSON list such as '[{\"memory\": 0}]': %s",
-                       error.text.message);
+                       "--ablate must be a JSON list such as '[{\"memory\": 0}]', not %.80s",
+                       options->ablate);
     }
     json_key(body, "ablate");
     text_puts(body, options->ablate);

@@ -130,6 +130,13 @@ def test_add_bos_is_score_s_field(tmp_path):
 
 # ---- servers -------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("typed", ["nonsense", '[{"memory": 0}', "[]]", '[], "stride": 1'])
+def test_what_is_no_list_to_ablate_is_shown(typed):
+    for command in (["score"], ["compare"], ["generate"], ["score", "--jsonl"]):
+        message = fails(2, *command, "--ablate", typed, stdin="x")
+        assert message == "pkmserve: --ablate must be a JSON list such as '[{\"memory\": 0}]', not %s" % typed
+
+
 def test_health_takes_a_url():
     with Server() as s:
         assert ok("health", s.url) == "healthy: 127.0.0.1 port %d answers /health/ready with 200\n" % s.port
