@@ -337,6 +337,10 @@ int cmd_score(const struct options *options)
     if (code == ERR_OK) {
         code = cmd_engine_open(&it.ce, options, &err);
     }
+    if (code == ERR_OK && options->slots[0] != '\0' && it.ce.limits.info->n_memory == 0) {
+        code = err_set(&err, ERR_ARGUMENT, "--slots needs a model with memories, %s has none",
+                       options->model);
+    }
     if (code == ERR_OK) {
         code = cmd_read_score(&it.job, options, &it.ce.limits, it.path, it.n, &err);
     }

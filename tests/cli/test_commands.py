@@ -350,6 +350,9 @@ def test_score_writes_slots_that_numpy_reads(tmp_path, files):
     assert (both["indices_0"] == got["indices"]).all() and len(both.files) == 3 * len(files)
     assert "/s.npz: cannot be written" in fails(
         1, "score", "--model", MODEL, "--slots", tmp_path / "no" / "s.npz", files[0])
+    dense = ROOT / "models" / "demo-dense"
+    assert fails(2, "score", "--model", dense, "--slots", tmp_path / "d.npz", stdin="A") == (
+        "pkmserve: --slots needs a model with memories, %s has none" % dense)
     # Told before a model is opened, and an earlier file stays whole.
     assert "/s.npz: cannot be written" in fails(
         1, "score", "--model", tmp_path, "--slots", tmp_path / "no" / "s.npz", files[0])
