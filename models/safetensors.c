@@ -246,7 +246,7 @@ enum err_code safetensors_parse(struct safetensors *st, const void *file, size_t
     if (header_bytes > SAFETENSORS_HEADER_MAX) {
         return err_set(err, ERR_FORMAT,
                        "%s: the header claims %llu bytes, more than the limit of "
-                       "%d: not a model in the safetensors format",
+                       "%d: it is not in the safetensors format",
                        path, (unsigned long long)header_bytes, (int)SAFETENSORS_HEADER_MAX);
     }
     if (header_bytes > file_bytes - 8) {

@@ -300,6 +300,8 @@ def test_damaged_counts_are_refused_by_name(counted, tmp_path):
         assert "/x: " in line and wanted in line, (wanted, line)
     (tmp_path / "x").write_bytes((counted / "task").read_bytes()[:-1])
     assert "truncated or damaged" in fails(1, "memory", "hot", tmp_path / "x")
+    (tmp_path / "x").write_text("a text, and no counts at all")
+    assert fails(1, "memory", "hot", tmp_path / "x").endswith(": it is not in the safetensors format")
     assert "neither counts nor an overlay" in fails(1, "memory", "inspect", MODEL / "model.safetensors")
 
 
