@@ -317,6 +317,7 @@ enum err_code overlay_check(const struct overlay *overlay, const struct model_in
 static enum err_code add_table(struct sha256 *sum, const struct tensors *tensors,
                                const struct pkm_info *memory, const char *table, struct err *err)
 {
+    enum { HASH_BYTES = 1 << 20 }; /* between releases of what was read */
     static const char *const suffixes[] = {"", ".scale"};
     for (int i = 0; i < 2; i++) {
         char name[SAFETENSORS_NAME_MAX];
@@ -325,8 +326,11 @@ static enum err_code add_table(struct sha256 *sum, const struct tensors *tensors
         const int index = tensors_find(tensors, name);
         if (index >= 0) {
             const struct safetensors_entry *const entry = tensors_at(tensors, index);
-            sha256_add(sum, entry->data, entry->bytes);
-            tensors_release(entry);
+            for (size_t at = 0, n = 0; at < entry->bytes; at += n) {
+                n = entry->bytes - at < HASH_BYTES ? entry->bytes - at : HASH_BYTES;
+                sha256_add(sum, entry->data + at, n);
+                tensors_release_part(entry, at, n);
+            }
         } else if (i == 0) {
             return err_set(err, ERR_FORMAT, "%s: tensor %s is missing", tensors_path(tensors),
                            name);

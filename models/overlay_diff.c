@@ -144,6 +144,16 @@ static enum err_code check_row(const struct diff *diff, const struct table *tabl
     return ERR_OK;
 }
 
+/* Before row i: some rows at a time, those before it. */
+static void release_rows(const struct changed *it, int64_t i)
+{
+    enum { N = 256 };
+    for (int t = 0; t < it->n_table && i > 0 && i % N == 0; t++) {
+        table_release(&it->table[t].base, i - N, N);
+        table_release(&it->table[t].tuned, i - N, N);
+    }
+}
+
 /* Finds the rows of memory m that differ; n 0 = none. */
 static enum err_code find_rows(const struct diff *diff, struct changed *it, int m, struct err *err)
 {
@@ -159,6 +169,7 @@ static enum err_code find_rows(const struct diff *diff, struct changed *it, int 
     }
     int64_t room = 0;
     for (int64_t i = 0; i < memory->n_slot && code == ERR_OK; i++) {
+        release_rows(it, i);
         if (!row_differs(diff, &it->table[0], i) &&
             (it->n_table == 1 || !row_differs(diff, &it->table[1], i))) {
             continue;

@@ -82,6 +82,21 @@ void table_row(float *out, const struct table *table, int64_t i)
     widen(out, table->entry->data + (size_t)i * bytes, table->dtype, table->cols, scale);
 }
 
+static void release(const struct safetensors_entry *entry, const struct table *table, int64_t first,
+                    int64_t n)
+{
+    const size_t bytes = entry->bytes / (size_t)table->rows;
+    tensors_release_part(entry, (size_t)first * bytes, (size_t)n * bytes);
+}
+
+void table_release(const struct table *table, int64_t first, int64_t n)
+{
+    release(table->entry, table, first, n);
+    if (table->scale != NULL) {
+        release(table->scale, table, first, n);
+    }
+}
+
 void table_overlay_row(float *out, const struct overlay_rows *rows, int64_t i)
 {
     const struct tensor row = tensor_rows(rows->rows, i, 1);

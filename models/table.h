@@ -18,7 +18,9 @@ enum err_code table_open(struct table *table, const struct tensors *tensors,
                          const struct model_info *info, int m, bool experts, struct err *err);
 /* Row i widened to fp32, out [cols]: code times scale where it is quantised. */
 void table_row(float *out, const struct table *table, int64_t i);
-/* The same of an overlay's rows. */
+/* Tells the system that rows first .. first+n-1 are not needed for now. */
+void table_release(const struct table *table, int64_t first, int64_t n);
+/* The same as table_row of an overlay's rows. */
 void table_overlay_row(float *out, const struct overlay_rows *rows, int64_t i);
 
 #endif

@@ -371,13 +371,18 @@ void tensors_widen(float *out, const struct safetensors_entry *entry)
 
 void tensors_release(const struct safetensors_entry *entry)
 {
+    tensors_release_part(entry, 0, entry->bytes);
+}
+
+void tensors_release_part(const struct safetensors_entry *entry, size_t first, size_t bytes)
+{
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    const uintptr_t first = ((uintptr_t)entry->data + page - 1) / page * page;
-    const uintptr_t end = ((uintptr_t)entry->data + entry->bytes) / page * page;
-    if (first < end) {
+    const uintptr_t from = ((uintptr_t)entry->data + first) / page * page;
+    const uintptr_t end = ((uintptr_t)entry->data + first + bytes) / page * page;
+    if (from < end) {
         /* Only advice: the pages are an unchanged view of the file, so nothing is lost either
          * way. */
-        (void)madvise((void *)first, end - first, MADV_DONTNEED);
+        (void)madvise((void *)from, end - from, MADV_DONTNEED);
     }
 }
 

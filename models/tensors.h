@@ -44,6 +44,8 @@ struct tensor tensors_view(const struct safetensors_entry *entry, int64_t rows, 
 void tensors_widen(float *out, const struct safetensors_entry *entry);
 /* Tells the system that the entry's pages are not needed for now. A later read brings them back. */
 void tensors_release(const struct safetensors_entry *entry);
+/* The same of some of its bytes: whoever reads a table from end to end keeps little of it. */
+void tensors_release_part(const struct safetensors_entry *entry, size_t first, size_t bytes);
 
 /* I8 where any weight is, else the floating type of most bytes. */
 enum dtype tensors_main_dtype(const struct tensors *tensors);
