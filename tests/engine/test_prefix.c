@@ -1,5 +1,7 @@
 /* Equal beginnings of texts are computed once, whoever comes first, leaves or fails, and nobody's
  * results show it. TEST_DEVICE names the backend. */
+#include "engine/prefix.h"
+
 #include "tests/engine/harness.h"
 
 enum { N_IDS = 70, N_PAGE_SHARED = (N_IDS - 1) / KV_PAGE * KV_PAGE };
@@ -470,6 +472,35 @@ static void windows_come_in_order(void **state)
     engine_close(engine);
 }
 
+/* Pages found for the beginning go back when there are too few for the rest. */
+static void too_few_pages_take_none(void **state)
+{
+    (void)state;
+    enum { N_PAGE = 3, N_BEGIN = 2 };
+    struct kvpages pages;
+    struct engine_stats counted = {0};
+    assert_int_equal(kvpages_open(&pages, N_PAGE, true, NULL), ERR_OK);
+    int32_t ids[N_PAGE * KV_PAGE] = {0};
+    int32_t page[N_PAGE + 1];
+    struct request request = {.kind = REQUEST_SCORE};
+    struct job job = {.request = &request};
+    struct item item = {.ids = ids, .n_ids = N_PAGE * KV_PAGE};
+    struct sequence first = {
+        .job = &job, .item = &item, .page = page, .n_skip = N_BEGIN * KV_PAGE, .shares = true};
+    struct sequence second = first;
+    assert_true(prefix_take(&pages, &counted, &first, N_BEGIN));
+    first.n_done = N_BEGIN * KV_PAGE;
+    prefix_keep(&pages, &first, true);
+    kvpages_give(&pages, N_BEGIN, page);
+    assert_int_equal(kvpages_n_held(&pages), 0);
+    assert_false(prefix_take(&pages, &counted, &second, N_PAGE + 1));
+    assert_int_equal(kvpages_n_held(&pages), 0);
+    assert_true(prefix_take(&pages, &counted, &second, N_PAGE));
+    assert_int_equal(second.n_done, N_BEGIN * KV_PAGE);
+    kvpages_give(&pages, N_PAGE, page);
+    kvpages_close(&pages);
+}
+
 /* ---- failure ------------------------------------------------------------------------------- */
 
 /* What a failed sequence has left in the cache is not handed on. */
@@ -557,6 +588,7 @@ int main(void)
         HARNESS_EACH(a_scope_keeps_its_pages_to_itself),
         HARNESS_BOTH(follow_ups_reuse_prompt_and_answer),
         cmocka_unit_test(pages_with_drawn_tokens_are_nobody_else_s),
+        cmocka_unit_test(too_few_pages_take_none),
         HARNESS_EACH(wanted_positions_are_computed),
         HARNESS_EACH(windows_reuse_those_of_an_equal_text),
         HARNESS_EACH(languages_do_not_share),
