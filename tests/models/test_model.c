@@ -1,6 +1,7 @@
 /* Opening a model directory: what a model says about itself, what it refuses and how, and that the
  * way a model is stored, placed or cut into chunks does not change its results. Small models are
  * written on the spot; the ref backend computes. */
+#include "models/arena.h"
 #include "tests/models/runner.h"
 #include "tests/models/writer.h"
 
@@ -1056,9 +1057,30 @@ static void test_progress(void **state)
     folder_free(&f);
 }
 
+/* Each tensor of a buffer begins at a multiple of 64 bytes, and none takes more than it needs. */
+static void test_arena_rounds_up(void **state)
+{
+    static const struct {
+        int64_t cols;
+        enum dtype dtype;
+        size_t used;
+    } rows[] = {{0, DTYPE_F32, 0},   {1, DTYPE_I8, 64},     {64, DTYPE_I8, 128},
+                {65, DTYPE_I8, 256}, {31, DTYPE_BF16, 320}, {17, DTYPE_F32, 448}};
+    (void)state;
+    static char buffer[448];
+    struct arena arena = {.base = buffer};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const size_t begin = arena.used;
+        const struct tensor tensor = arena_take(&arena, 1, rows[i].cols, rows[i].dtype);
+        assert_ptr_equal(tensor.data, buffer + begin);
+        assert_int_equal(arena.used, rows[i].used);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_arena_rounds_up),
         cmocka_unit_test(test_info),
         cmocka_unit_test(test_dtype),
         cmocka_unit_test(test_f16_files_are_computed_in_f16_on_a_gpu),
