@@ -14,6 +14,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import requests
 
@@ -21,7 +22,7 @@ from server_harness import PATIENCE, PROGRAM, ROOT, Server, error_of, eventually
 from test_overlays import Admin
 
 sys.path.insert(0, ROOT + "/tests")
-from overlay_files import Base  # noqa: E402
+from overlay_files import Base, pack  # noqa: E402
 
 BUILD = os.path.join(ROOT, os.environ.get("B", "build"))
 LIBRARY = os.path.join(BUILD, "libpkmserve_cudahost.so")
@@ -432,10 +433,32 @@ def test_a_stalled_engine_is_not_ready_and_takes_no_work_until_it_moves_again(tm
 # ---- overlays ------------------------------------------------------------------------------------
 
 
+def with_keys(model, n_key, folder):
+    """A copy with so many keys in each half, and their slots."""
+    base, tensors, rng = Base(model), {}, np.random.default_rng(1)
+    for name, entry in base.header.items():
+        begin, end = base.place(name)
+        array = np.frombuffer(base.data[begin:end], "<f4").reshape(entry["shape"])
+        if name.endswith(".keys"):
+            array = rng.normal(0, array.std(), (*array.shape[:2], n_key, array.shape[3]))
+        elif name.endswith(".values.weight"):
+            array = rng.normal(0, array.std(), (n_key ** 2, array.shape[1]))
+        tensors[name] = ("F32", array)
+    with open(os.path.join(model, "config.json")) as file:
+        config = json.load(file)
+    config["memories"][0].update(n_key=n_key, n_slot=n_key ** 2)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").symlink_to(os.path.join(model, "vocab.txt"))
+    (folder / "model.safetensors").write_bytes(pack(tensors, {}))
+    return str(folder)
+
+
 def test_overlays_are_uploaded_beside_running_work(tmp_path):
-    """A device's memory is written by the engine's thread alone, idle or between steps."""
-    base = Base(MODEL)
-    slots = list(range(0, 1024, 2))
+    """A device's memory is written by the engine's thread alone, idle or between steps; a MiB each time."""
+    model = with_keys(MODEL, 128, tmp_path / "large")
+    base = Base(model)
+    slots = list(range(0, 16384, 2))
     rows = base.table(0)[slots][::-1] * 2
     directory = base.with_rows(tmp_path / "model", {(0, "values"): (slots, rows)})
     tokens = [SCORE["tokens"][0][:12]]
@@ -444,15 +467,37 @@ def test_overlays_are_uploaded_beside_running_work(tmp_path):
                           env={**os.environ, **environment()})
     assert done.returncode == 0, done.stderr
     due = json.loads(done.stdout)["results"][0]["sum_logprob"]
-    with Admin(*CUDA, model=MODEL, env=environment()) as s:
+    with Admin(*CUDA, model=model, env=environment()) as s:
         file = base.overlay({0: (slots, "F32", rows)})
         plain = s.ok("/score", {"tokens": tokens})["results"][0]["sum_logprob"]
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(s.ok, "/generate", GREEDY)
-            assert s.put("acme", file)["version"] == 1
+            acme = s.put("acme", file)
+            assert acme["version"] == 1 and acme["bytes"] > 1 << 20
             got = s.ok("/score", {"tokens": tokens, "overlay": "acme"})["results"][0]["sum_logprob"]
             running.result()
         assert got == due != plain
         assert s.put("other", base.overlay({0: (slots[:3], "F16", rows[:3])}))["version"] == 1
         assert s.ask("DELETE", "/memory/overlays/acme").status_code == 200
         assert s.ok("/score", {"tokens": tokens})["results"][0]["sum_logprob"] == plain
+
+
+def test_an_upload_ends_with_the_engine(tmp_path):
+    """One that waits for a step, and one that comes later. Neither keeps room."""
+    hang, trigger = tmp_path / "hang", tmp_path / "fail"
+    file = Base(MODEL).overlay({0: ([3], "F32", np.ones((1, 32)))})
+    with Admin(*CUDA, "--drain-delay-s", "600", model=MODEL,
+               env=environment(CUDA_HOST_HANG=str(hang), CUDA_HOST_FAIL_SYNC="@%s" % trigger)) as s:
+        hang.touch()
+        with ThreadPoolExecutor(2) as pool:
+            running = pool.submit(s.post, "/generate", {**GREEDY, "prompt": PROMPT * 4})
+            eventually(lambda: s.metric_of("prefix_cache_queries_total") > 0, "a step begins")
+            waiting = pool.submit(s.ask, "PUT", "/memory/overlays/acme", data=file)
+            eventually(lambda: s.metric_of("overlay_bytes") > 0, "it has room")
+            trigger.touch()
+            hang.unlink()
+            assert running.result().status_code == 500
+            for answer in (waiting.result(), s.ask("PUT", "/memory/overlays/acme", data=file)):
+                assert "nothing was put" in error_of(answer, 503, "shutting_down")
+        listed = s.ask("GET", "/memory/overlays").json()
+        assert listed["data"] == [] and listed["bytes"] == 0

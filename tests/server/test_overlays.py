@@ -1,6 +1,7 @@
 """Overlays: rows that a request reads instead of the base's, who has which, and what is refused."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from test_keys import bearer
 sys.path.insert(0, ROOT + "/tests")
 from overlay_files import Base, bf16, in_bf16, pack, widened  # noqa: E402
 
+GOLDEN = os.path.join(ROOT, os.environ.get("B", "build"), "golden")
+TWO_MEMORIES, SHARED_TABLE = os.path.join(GOLDEN, "pkm12-2mem"), os.path.join(GOLDEN, "share-values")
+OF_GOLDEN = {"tokens": [[3 + i * i % 190 for i in range(40)]], "logprobs": 0, "memory": "summary"}
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife."
 PROMPT = [7] + [200 + i * 31 % 700 for i in range(50)]
 
@@ -180,6 +184,44 @@ def test_answers_say_what_they_were_computed_with(server, base, changed):
     last = events(server.post("/generate", {"prompt": "A", "max_tokens": 2, "stream": True,
                                             "overlay": "changed"}).text)[-1]
     assert last["overlay"] == told
+
+
+def test_each_of_two_memories_has_rows_of_its_own(tmp_path):
+    """In one overlay and in a list of them; the slots of one are not those of the other."""
+    two = Base(TWO_MEMORIES)
+    rng = np.random.default_rng(4)
+    rows = [rng.permutation(two.table(m)) * (2 + m) for m in range(2)]
+    slots = [np.arange(m, 256, 2 - m) for m in range(2)]  # the even ones of memory 0, of memory 1 all but the first
+    due = {}
+    for which in ((0,), (1,), (0, 1)):
+        folder = two.with_rows(tmp_path / str(which), {(m, "values"): (slots[m], rows[m][slots[m]]) for m in which})
+        with Server(model=folder) as other:
+            due[which] = other.ok("/score", OF_GOLDEN)["results"]
+    with Admin(model=two.directory) as s:
+        parts = [{m: (slots[m], "F32", rows[m][slots[m]])} for m in range(2)]
+        for name, part in (("zero", parts[0]), ("one", parts[1]), ("both", {**parts[0], **parts[1]})):
+            told = s.put(name, two.overlay(part))["memories"]
+            assert told == [{"memory": m, "rows": len(slots[m])} for m in part]
+        got = {name: s.ok("/score", {**OF_GOLDEN, "overlay": name.split()})["results"]
+               for name in ("", "zero", "one", "both", "zero one", "one zero")}
+        assert got["zero"] == due[0,] and got["one"] == due[1,]
+        assert got["both"] == got["zero one"] == got["one zero"] == due[0, 1]
+        assert len({json.dumps(each) for each in got.values()}) == 4
+        message = error_of(s.post("/score", {**OF_GOLDEN, "overlay": ["one", "both"]}), 400, "overlay_mismatch")
+        assert "both have rows for slot 1 of memory 1" in message
+        other_base = two.overlay({**parts[0], **parts[1]}).replace(two.hash(1).encode(), two.hash(0).encode())
+        message = error_of(s.ask("PUT", "/memory/overlays/x", data=other_base), 400, "overlay_mismatch")
+        assert "values of memory 1 have the SHA-256 " + two.hash(1) in message
+
+
+def test_memories_that_share_a_table_read_its_rows(tmp_path):
+    shared = Base(SHARED_TABLE)
+    slots, rows = np.arange(576), np.roll(shared.table(0), 5, axis=0)
+    with Server(model=shared.with_rows(tmp_path / "model", {(0, "values"): (slots, rows)})) as other:
+        due = other.ok("/score", OF_GOLDEN)["results"]
+    with Admin(model=shared.directory) as s:
+        s.put("acme", shared.overlay({0: (slots, "F32", rows)}))
+        assert s.ok("/score", {**OF_GOLDEN, "overlay": "acme"})["results"] == due != s.ok("/score", OF_GOLDEN)["results"]
 
 
 def test_models_lists_them(server):
@@ -442,7 +484,20 @@ def test_a_directory_with_a_bad_file_ends_the_start(base, tmp_path):
         assert done.returncode in (1, 2) and says in line and str(folder) in line, done.stderr
 
 
+def test_a_file_of_all_bytes_is_read_and_a_larger_one_is_not(tmp_path):
+    two = Base(TWO_MEMORIES)
+    (tmp_path / "one.safetensors").write_bytes(two.overlay({0: ([3], "F32", two.table(0)[[3]])}, note="." * (1 << 16)))
+    n = (tmp_path / "one.safetensors").stat().st_size
+    for most, status in ((n, 0), (n - 1, 1)):
+        done = subprocess.run([PROGRAM, "serve", "--check", "--model", two.directory, "--overlay-dir", str(tmp_path),
+                               "--overlay-bytes", str(most)], capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == status, done.stderr
+    assert "%d bytes, but %d are the limit (--overlay-bytes)" % (n, n - 1) in done.stderr
+
+
 def test_servers_without_overlays():
     with Server(model=UNBOUNDED) as s:
         for path, body in (("/score", {"text": "a"}), ("/generate", {"prompt": "a"})):
             error_of(s.post(path, {**body, "overlay": "x"}), 400, "unsupported_parameter", "overlay")
+            error_of(s.post(path, {**body, "model": "demo-bytes:x"}), 404, "model_not_found", "model")
+        error_of(s.get("/v1/models/demo-bytes:x"), 404, "model_not_found")
