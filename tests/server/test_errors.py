@@ -118,6 +118,11 @@ def test_the_longest_request_id_comes_back_and_a_longer_one_does_not(server):
     for n in (128, 129):
         answer = server.get("/health", headers={"x-request-id": "i" * n})
         assert answer.status_code == 200 and (answer.headers["x-request-id"] == "i" * n) == (n == 128)
+        answer = server.post("/score", {"text": "A", "id": "i" * n})
+        if n == 128:
+            assert answer.json()["id"] == "i" * n
+        else:
+            assert "id has 129 bytes, but 128" in error_of(answer, 400, "invalid_value", "id")
 
 
 def test_full_queue_of_tokens_is_429():

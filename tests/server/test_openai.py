@@ -251,6 +251,8 @@ def test_echo_lists_the_tokens_that_the_sender_wrote(server):
     assert lists["token_logprobs"][:len(ids)] == [t["logprob"] for t in scored]
     bos = complete(server, PROMPT, echo_bos=True, **options)["choices"][0]["logprobs"]
     assert bos["tokens"] == [""] + lists["tokens"]
+    named = complete(server, PROMPT, echo_bos=True, return_tokens_as_token_ids=True, **options)["choices"][0]["logprobs"]
+    assert named["tokens"][:-2] == ["token_id:%d" % each for each in [1] + ids]
     assert bos["token_logprobs"] == [None] + lists["token_logprobs"]
     chunks = events(server.post("/v1/completions", {"prompt": PROMPT, "stream": True, **options}).text)
     streamed = [t for c in chunks if c["choices"] for t in c["choices"][0]["logprobs"]["tokens"]]

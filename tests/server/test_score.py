@@ -9,6 +9,7 @@ import pytest
 from server_harness import Server, error_of
 
 TEXT = "The old man went home.  He was  tired\nand slept. \u00c9t\u00e9 \U0001f600"
+AT_LIMIT = " ".join("a" * 39)  # 40 tokens with BOS
 LONG = ("In the morning the sun rose over the quiet hills, and the river ran on. " * 60)
 
 
@@ -206,6 +207,7 @@ WRONG = [
     ({"text": ["a", "b"], "units": {"words": 1}}, "invalid_value", "units"),
     ({"text": ["a", "b"], "units": [{"words": 1}]}, "invalid_value", "units"),
     ({"text": "a", "memory": 1}, "invalid_value", "memory"),
+    ({"text": "a", "memory": {}}, "invalid_value", "memory"),
     ({"text": "a", "priority": "x"}, "invalid_value", "priority"),
     ({"text": "a", "language": 0}, "unsupported_parameter", "language"),
     ({"text": "a", "stream": 1}, "invalid_value", "stream"),
@@ -236,7 +238,17 @@ def check_limits_of_forms(s):
     pair = {"context": [5], "continuation": [6]}
     refused({"context": [5], "continuations": [[6]] * 3}, "too_many_items", "continuations")
     refused({"pairs": [pair] * 3}, "too_many_items", "pairs")
-    s.ok("/score", {"context": [5] * 18, "continuations": [[6, 7]] * 2})
+    within = [("/score", {"tokens": [5] * 40}), ("/score", {"tokens": [[5] * 20, [5] * 20]}),
+              ("/score", {"text": AT_LIMIT}), ("/score", {"context": [5] * 18, "continuations": [[6, 7]] * 2}),
+              ("/score", {"tokens": [5] * 39, "windows": "xlm", "bptt": 8}),
+              ("/v1/score", {"query": [5] * 19, "items": [[6]] * 2, "label_token_ids": [5]})]
+    for path, body in within:
+        s.ok(path, body)
+    refused({"tokens": [[5] * 20, [5] * 21]}, "too_many_tokens", "tokens")
+    refused({"text": AT_LIMIT + " a"}, "too_many_tokens", "text")
+    refused({"context": [5] * 18, "continuations": [[6, 7], [6, 7, 8]]}, "too_many_tokens", "continuations")
+    refused({"tokens": [5] * 40, "windows": "xlm", "bptt": 41}, "too_many_tokens", "bptt")
+    refused({"query": [5] * 19, "items": [[6], [6, 7]], "label_token_ids": [5]}, "too_many_tokens", "items", "/v1/score")
     assert "--max-score-tokens" in refused({"context": [5] * 18, "continuations": [[6, 7]] * 2,
                                             "unconditional": True}, "too_many_tokens",
                                            "continuations")

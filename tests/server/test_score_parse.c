@@ -88,11 +88,43 @@ static void test_lm_eval_takes_a_bos_of_0_for_none(void **state)
     }
 }
 
+/* A token that the model lacks is named where a body asks for it, and not missed elsewhere. */
+static void test_marks_need_their_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t bos, eos;
+        const char *body, *param, *message;
+    } rows[] = {
+        {-1, 2, "{\"tokens\":[5,6],\"add_bos\":true}", "add_bos", "no beginning-of-text token"},
+        {1, -1, "{\"tokens\":[5,6],\"append_eos\":true}", "append_eos", "no end-of-text token"},
+        {-1, 2, "{\"tokens\":[5,6],\"append_eos\":true}", NULL, ""},
+        {1, -1, "{\"tokens\":[5,6],\"add_bos\":true}", NULL, ""},
+        {0, 0, "{\"tokens\":[5,6],\"add_bos\":true,\"append_eos\":true}", NULL, ""},
+        {-1, -1, "{\"tokens\":[5,6]}", NULL, ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct score_job job;
+        struct api_error error = {0};
+        info.bos_id = rows[i].bos;
+        info.eos_id = rows[i].eos;
+        const bool ok = score_parse(&job, rows[i].body, strlen(rows[i].body), &limits, &error);
+        if (ok != (rows[i].param == NULL) ||
+            (!ok && (error.status != 400 || strcmp(error.param, rows[i].param) != 0 ||
+                     strstr(error.text.message, rows[i].message) == NULL))) {
+            fail_msg("%s, BOS %d, EOS %d: got %d %s", rows[i].body, rows[i].bos, rows[i].eos,
+                     error.status, error.text.message);
+        }
+        score_free(&job);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_long_requests_are_bulk_unless_they_say_otherwise),
         cmocka_unit_test(test_lm_eval_takes_a_bos_of_0_for_none),
+        cmocka_unit_test(test_marks_need_their_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
