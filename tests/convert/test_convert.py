@@ -197,14 +197,26 @@ def test_module_prefix_is_stripped(tmp_path):
     made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny(prefix="module.")))
 
 
-def test_legacy_view_data(tmp_path):
+@pytest.mark.parametrize("n_behind", [2, 0])
+def test_legacy_view_data(n_behind, tmp_path):
     """Very old files store a view as (key, offset, length) of its root storage."""
     array = tw.tiny_weights()["layer_norm_emb.bias"]
-    root = tw.Storage(np.concatenate([np.full(3, 9, np.float32), array, np.zeros(2, np.float32)]),
+    root = tw.Storage(np.concatenate([np.full(3, 9, np.float32), array, np.zeros(n_behind, np.float32)]),
                       view=("view7", 3, 8))
     value = tw.tiny(layer_norm_emb__bias=tw.Tensor(array, root))
     got = tensors(made(tmp_path, tw.write_legacy(tmp_path / "c.pth", value)))
     np.testing.assert_array_equal(got["layer_norm_emb.bias"], array)
+
+
+def test_checksums_of_members_longer_than_a_piece(tmp_path, monkeypatch):
+    import torch_file
+    monkeypatch.setattr(torch_file, "CHECKSUM_CHUNK", 100)
+    made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny()))
+
+
+def test_an_archive_named_beyond_ascii(tmp_path):
+    """PyTorch names the members after the file."""
+    made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny(), stem="mod\u00e8le-\u6a21\u578b"))
 
 
 def test_transposed_tensors_are_written_in_order(tmp_path):

@@ -97,6 +97,8 @@ def test_matrices_of_several_types_are_written_as_what_holds_all(folder, tmp_pat
     config, stored, _ = made(tmp_path, hw.tiny(folder, arrays=arrays))
     assert config["dtype"] == "f32" and {kind for kind, _ in stored.values()} == {"F32"}
     np.testing.assert_array_equal(stored["output.weight"][1], arrays["lm_head.weight"])
+    arrays = {**hw.weights(dtype="bf16"), "model.norm.weight": hw.weights()["model.norm.weight"]}
+    assert made(tmp_path, hw.tiny(folder, arrays=arrays))[0]["dtype"] == "bf16"  # vectors do not count
 
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -167,6 +169,7 @@ def test_a_tied_matrix_may_stand_there_twice(folder, tmp_path):
     ({"eos_token_id": [5, 6, 5]}, {"bos_token_id": 3}, (3, [5, 6], None)),
     ({"eos_token_id": [5, 6]}, {"eos_token_id": 7, "pad_token_id": 0}, (1, 7, 0)),
     ({"eos_token_id": 5}, {"eos_token_id": [7, 8]}, (1, [7, 8], None)),
+    ({"eos_token_id": list(range(16))}, None, (1, list(range(16)), None)),
     ({"eos_token_id": [20, 4], "bos_token_id": 151643}, None, (None, 4, None))])
 def test_ids_that_begin_and_end_a_text(changes, generation, due, folder, tmp_path):
     config, _, out = made(tmp_path, hw.tiny(folder, changes=changes, generation=generation))
@@ -181,6 +184,8 @@ def test_ids_that_begin_and_end_a_text(changes, generation, due, folder, tmp_pat
     ({"temperature": 0.7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.05, "max_length": 20},
      {"temperature": 0.7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.05}),
     ({"top_k": 0, "top_p": 1.0}, {"top_p": 1.0}), ({"top_k": 50}, None),
+    ({"top_k": hw.VOCAB}, None), ({"top_k": hw.VOCAB - 1}, {"top_k": hw.VOCAB - 1}),
+    ({"temperature": 2, "min_p": 0, "repetition_penalty": 10}, {"temperature": 2, "min_p": 0, "repetition_penalty": 10}),
     ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1},
      {"temperature": 0.0, "repetition_penalty": 1.1})])
 def test_sampling_by_default(generation, due, folder, tmp_path):
@@ -194,6 +199,9 @@ def test_what_of_sampling_is_not_served_is_said(folder, tmp_path):
     out = made(tmp_path, hw.tiny(folder, generation={"num_beams": 4, "typical_p": 1.0,
                                                      "suppress_tokens": []}))[2]
     assert "num_beams is not served" in out and "typical_p" not in out and "suppress" not in out
+    for penalty in (0.0, 0.5):
+        out = made(tmp_path, hw.tiny(folder, generation={"diversity_penalty": penalty}))[2]
+        assert ("diversity_penalty is not served" in out) == (penalty > 0)
 
 
 def test_text_by_sentencepiece_beside_the_weights(folder, tmp_path):
@@ -252,6 +260,9 @@ def test_set_gives_ids_that_are_not_there(folder, tmp_path):
     hw.tiny(folder, "qwen2", {"bos_token_id": None, "eos_token_id": None})
     config = made(tmp_path, folder, "--set", "bos_token_id=4", "--set", "eos_token_id=5")[0]
     assert (config["bos_token_id"], config["eos_token_id"]) == (4, 5)
+    config = made(tmp_path, folder, "--set", "bos_token_id=0", "--set", "eos_token_id=%d" % (hw.VOCAB - 1))[0]
+    assert (config["bos_token_id"], config["eos_token_id"]) == (0, hw.VOCAB - 1)
+    assert made(tmp_path, hw.tiny(folder), "--set", "eos_token_id=2")[0]["eos_token_id"] == 2  # as it is there
 
 
 def test_the_family_is_found_and_runs_repeat(folder, tmp_path):

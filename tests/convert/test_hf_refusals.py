@@ -103,6 +103,8 @@ def test_fields(case, folder, refused):
     ({"temperature": -1}, ["temperature", "0 <= number <= 2", "-1"]),
     ({"temperature": "1"}, ["temperature", "'1'"]), ({"top_p": 0}, ["top_p", "0 < number <= 1", "got 0"]),
     ({"top_p": 1.5}, ["top_p", "1.5"]), ({"top_k": -2}, ["top_k", "-1.."]), ({"top_k": 1.5}, ["top_k"]),
+    ({"temperature": 2.1}, ["temperature", "2.1"]), ({"repetition_penalty": 10.1}, ["repetition_penalty", "10.1"]),
+    ({"eos_token_id": list(range(17))}, ["eos_token_id", "17 ids", "16"]),
     ({"min_p": 1}, ["min_p", "0 <= number < 1"]), ({"repetition_penalty": 0}, ["repetition_penalty"]),
     ({"do_sample": 1}, ["do_sample", "true or false"]), ({"eos_token_id": "a"}, ["eos_token_id", "'a'"])])
 def test_generation_config(generation, words, folder, refused):
@@ -187,7 +189,9 @@ def test_tensors_that_do_not_fit(change, words, folder, refused):
     refused(hw.tiny(folder, arrays=arrays), *words)
 
 
-def test_a_tied_matrix_that_differs(folder, refused):
+@pytest.mark.parametrize("chunk", [1 << 20, 5 * hw.D])
+def test_a_tied_matrix_that_differs(chunk, folder, refused, monkeypatch):
+    monkeypatch.setattr("hf.CHUNK", chunk)
     arrays = hw.weights(tied=True)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
     arrays["lm_head.weight"][17, 2] += 1

@@ -31,7 +31,7 @@ def raw(directory):
     """name -> (dtype, array as it is stored, its first byte)"""
     data = (directory / "model.safetensors").read_bytes()
     base = 8 + int.from_bytes(data[:8], "little")
-    kinds = {"F32": "<f4", "I32": "<i4", "I8": "<i1"}
+    kinds = {"F32": "<f4", "I32": "<i4", "I8": "<i1", "U8": "<u1", "F16": "<f2"}
     tensors = {}
     for name, entry in json.loads(data[8:base]).items():
         begin, end = entry["data_offsets"]
@@ -82,6 +82,19 @@ def test_what_decides_about_slots_and_what_is_small_stays_as_it_is(tiny, tmp_pat
     for name in kept:
         assert stored[name][0] == "F32", name
         np.testing.assert_array_equal(stored[name][1], weights[name], err_msg=name)
+
+
+def test_four_bits_of_zeros_and_of_both_ends(tmp_path):
+    """There is no code 8: of equal magnitudes the first is exact. Zeros lose nothing."""
+    name, values = "memories.1_in.values.weight", np.zeros((16, 8), np.float32)
+    for row, due in (([0] * 8, [0] * 8), ([1, -1] * 4, [1, -0.875] * 4), ([-1, 1] * 4, [-1, 0.875] * 4)):
+        values[5] = row
+        source = tw.write_zip(tmp_path / "c.pth", tw.tiny(memories__1_in__values__weight=tw.Tensor(values)))
+        got = convert(source, "--output", tmp_path / "m", "--values", "q4")
+        assert (got.status, got.err) == (0, ""), got.err
+        codes, scales = (raw(tmp_path / "m")[each][1] for each in (name, name + ".scale"))
+        numbers = np.concatenate([codes & 15, codes >> 4], 1).astype(int) - 8
+        assert (numbers[5] * scales[5]).tolist() == due and not (numbers[4] * scales[4]).any()
 
 
 def test_shared_keys_have_two_dimensions_and_stay(tmp_path):

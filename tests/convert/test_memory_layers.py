@@ -449,6 +449,25 @@ def test_a_rank_file_is_taken(tmp_path):
     assert got.status == 1 and "900 tokens, but the vocabulary has 300 words" in got.err
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_how_many_ids_may_be_without_a_token(end, tmp_path):
+    """At most 256, or an eighth; 256 more than a rank file has are those of Llama 3's special tokens."""
+    import bpe_files
+    from fault import Refused
+    llama3 = {"bos_token_id": 300, "eos_token_id": 301}
+    for n_rank, n_vocab, due in ((300, 300, {}), (300, 555, {}), (300, 556, llama3), (300, 557, None), (300, 299, None),
+                                 (3000, 3428, {}), (3000, 3429, None)):
+        (tmp_path / "t").write_bytes(b"\n".join(b"%s %d" % (base64.b64encode(b"%d" % i), i) for i in range(n_rank)) + end)
+        try:
+            assert bpe_files.read(str(tmp_path / "t"), n_vocab, "t").ids == due, (n_rank, n_vocab)
+        except Refused as fault:
+            assert due is None and "%d tokens, but the vocabulary has %d words" % (n_rank, n_vocab) in str(fault)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 20}))
+    with pytest.raises(Refused, match="21 tokens, but the vocabulary has 20 words"):
+        bpe_files.read(str(tmp_path / "vocab.json"), 20, "vocab.json")
+
+
 def test_options_that_do_not_fit(tmp_path, refused):
     source = mw.tiny(tmp_path)
     for name in ("words", "t"):

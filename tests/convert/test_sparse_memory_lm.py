@@ -106,6 +106,28 @@ def test_batch_norm_and_scale_are_folded_in(tmp_path):
     assert np.array_equal(tensors["memories.1_in.keys"], keys.astype(np.float32))
 
 
+def test_codes_with_scales_of_both_signs_become_int8(tmp_path, folder):
+    (folder / "meta.json").unlink()  # its sums
+    scales = np.fromfile(SET / "scales_q4.bin", "<f2") * np.where(np.arange(4096) % 2, 1, -1).astype("<f2")
+    scales.tofile(folder / "scales_q4.bin")
+    made(folder, tmp_path / "model", "--dtype", "int8")
+    codes = np.fromfile(SET / "values_q4.bin", np.uint8).reshape(4096, 32)
+    due = (np.concatenate([codes & 15, codes >> 4], 1) - np.float32(8)) * scales.astype(np.float32)[:, None]
+    tensors = stored(tmp_path / "model")
+    name, = (name for name in tensors if name.endswith(".values.weight"))
+    assert tensors[name].dtype == np.int8 and np.array_equal(tensors[name] * tensors[name + ".scale"][:, None], due)
+
+
+def test_tensors_begin_at_multiples_of_their_elements(tmp_path):
+    """Also behind rows of 37 integers of 8 bits."""
+    made(WHOLE, tmp_path / "model", "--dtype", "int8", "--force")
+    data = (tmp_path / "model" / "model.safetensors").read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8:8 + n]).items():
+        begin, end = entry["data_offsets"]
+        assert (8 + n + begin) % ((end - begin) // int(np.prod(entry["shape"]))) == 0, name
+
+
 def test_a_bf16_table_is_taken_where_there_is_no_other(tmp_path, folder):
     rng = np.random.default_rng(2)
     table = rng.integers(0x3c00, 0x3d00, 4096 * 64).astype("<u2")
