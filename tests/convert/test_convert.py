@@ -219,6 +219,28 @@ def test_an_archive_named_beyond_ascii(tmp_path):
     made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny(), stem="mod\u00e8le-\u6a21\u578b"))
 
 
+def test_a_conversion_that_cannot_be_put_in_place_leaves_the_earlier_one(tmp_path, monkeypatch):
+    import os
+    source = tw.write_zip(tmp_path / "c.pth", tw.tiny())
+    before = {path: path.read_bytes() for path in made(tmp_path, source).iterdir()}
+    rename = os.rename
+
+    def fails(old, new):
+        if ".convert-" in str(old):
+            raise OSError(28, "No space left on device")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", fails)
+    got = convert(source, "--output", tmp_path / "model")
+    assert got.status == 1 and "No space left" in got.err
+    assert {path: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.pth", "model"]
+
+
+def test_settings_may_repeat_what_the_file_says(tmp_path):
+    made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny()), "--set", "n_heads=2")
+
+
 def test_transposed_tensors_are_written_in_order(tmp_path):
     array = tw.tiny_weights()["ffns.0.lin1.weight"]
     turned = tw.Tensor(array.T, size=(32, 8), stride=(1, 32))
