@@ -319,6 +319,8 @@ class TorchFile:
                 self.container = Zip(self.data, file)
             elif self.data[:len(LEGACY_MAGIC)] == LEGACY_MAGIC:
                 self.container = Legacy(self.data)
+            elif self.data[:1] == b"\x80" and LEGACY_MAGIC[2:] in self.data[:32]:
+                raise Refused("pickle protocol 2 expected, got %d" % self.data[1])
             else:
                 raise Refused("not a file of torch.save: neither its zip nor its legacy container"
                               " begins like this (or it is truncated)")

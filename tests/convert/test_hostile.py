@@ -110,6 +110,14 @@ def test_the_program_itself_executes_nothing_either(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.pth"]
 
 
+@pytest.mark.parametrize("protocol, begin", [(3, b""), (4, b"\x95" + bytes([13]) + bytes(7)), (5, b"\x95" + bytes([13]) + bytes(7))])
+def test_an_old_container_of_another_protocol_is_named(protocol, begin, tmp_path, refused):
+    """pickle frames what it writes from protocol 4 on."""
+    path = tmp_path / "c.pth"
+    path.write_bytes(b"\x80" + bytes([protocol]) + begin + tw.LEGACY_MAGIC[2:] + b"rest")
+    refused(path, "c.pth", "pickle protocol 2 expected, got %d" % protocol)
+
+
 DAMAGED_PICKLES = {
     "stack underflow": b"R", "pop below a mark": b"(0(t", "mark missing": b"t",
     "odd items": b"}(K\1u", "memo missing": b"h\x07", "string not UTF-8": b"X\1\0\0\0\xff",
