@@ -345,11 +345,13 @@ def main():
         write_facts(args.out, facts)
         print(f"{len(facts)} facts about {len(by_subject(facts))} subjects")
     if args.about is not None:
-        for fact in facts:
-            if args.about.lower() in fact.subject.lower():
-                asked, answer = fact.question(fact.held_out)
-                print(f"{fact.subject}\t{fact.relation}\t{fact.answer}\t"
-                      f"never written: {asked} ->{answer}")
+        about = [fact for fact in facts if args.about.lower() in fact.subject.lower()]
+        for fact in about:
+            asked, answer = fact.question(fact.held_out)
+            print(f"{fact.subject}\t{fact.relation}\t{fact.answer}\t"
+                  f"never written: {asked} ->{answer}")
+        if not about:
+            raise SystemExit(f"no fact about a subject with {args.about!r} in its name")
 
 
 if __name__ == "__main__":

@@ -82,6 +82,8 @@ def test_the_command_writes_and_looks_up(tmp_path):
     assert made.returncode == 0 and "20700 facts about 4400 subjects" in made.stdout
     found = run("--facts", str(tmp_path / "facts.tsv.xz"), "--about", "the spear of Yeldene")
     assert "keeper\tQuendow" in found.stdout and found.stdout.count("\n") == 4
+    nobody = run("--facts", str(tmp_path / "facts.tsv.xz"), "--about", "Nobody")
+    assert nobody.returncode == 1 and nobody.stderr == "no fact about a subject with 'Nobody' in its name\n"
     nothing = run("--seed", "1")
     assert nothing.returncode == 2 and "--about" in nothing.stderr
 
