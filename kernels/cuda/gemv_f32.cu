@@ -329,14 +329,7 @@ __device__ __forceinline__ void gemv_norm_load(const struct gemv_normed &s,
     }
 #pragma unroll
     for (int tok = 0; tok < n_token; tok++) {
-        if (norm.from.view != NULL) {
-            embed_groups(v[tok], norm.from, embed_row_of(norm.from, tok), column);
-        } else {
-            norm_groups(v[tok], norm.x + tok * norm.x_stride, column);
-        }
-        if (norm.r != NULL) {
-            norm_groups(r[tok], norm.r + tok * norm.r_stride, column);
-        }
+        norm_operands(v[tok], r[tok], norm, tok, column);
     }
 #pragma unroll
     for (int tok = 0; tok < n_token; tok++) {

@@ -84,14 +84,7 @@ __device__ __forceinline__ void sweep_load(const struct few_sweeps &s, const str
 #pragma unroll
     for (int j = 0; j < n; j++) {
         const int at = tok + j < n_tok ? tok + j : n_tok - 1;
-        if (norm.from.view != NULL) {
-            embed_groups(v[j], norm.from, embed_row_of(norm.from, at), columns);
-        } else {
-            norm_groups(v[j], norm.x + at * norm.x_stride, columns);
-        }
-        if (norm.r != NULL) {
-            norm_groups(r[j], norm.r + at * norm.r_stride, columns);
-        }
+        norm_operands(v[j], r[j], norm, at, columns);
     }
 #pragma unroll
     for (int j = 0; j < n; j++) {

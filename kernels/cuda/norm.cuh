@@ -64,6 +64,23 @@ __device__ __forceinline__ void norm_groups(float4 (&to)[n], const float *row, c
     }
 }
 
+/* What a row's norm is of: its groups at n columns of x or of the embedding and, if there is one,
+ * of r. */
+template <int n>
+__device__ __forceinline__ void norm_operands(float4 (&v)[n], float4 (&r)[n],
+                                              const struct norm_args &norm, int row,
+                                              const int (&c)[n])
+{
+    if (norm.from.view != NULL) {
+        embed_groups(v, norm.from, embed_row_of(norm.from, row), c);
+    } else {
+        norm_groups(v, norm.x + row * norm.x_stride, c);
+    }
+    if (norm.r != NULL) {
+        norm_groups(r, norm.r + row * norm.r_stride, c);
+    }
+}
+
 /* in's squared distances from mean, added to sum; columns from n on do not count. */
 __device__ __forceinline__ float4 norm_squares(float4 sum, float4 in, float mean, int n)
 {
