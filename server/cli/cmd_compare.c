@@ -352,9 +352,8 @@ static bool is_close(const struct options *options, const struct compare_figures
 }
 
 static enum err_code print_json(const struct comparison *it, const struct compare_figures *f,
-                                struct err *err)
+                                int64_t n_unk, struct err *err)
 {
-    int64_t n_tokens = 0;
     const struct options *const options = it->options;
     struct text out = {0};
     json_open(&out, '{');
@@ -364,7 +363,7 @@ static enum err_code print_json(const struct comparison *it, const struct compar
     json_field_string(&out, "against_dtype", dtype_name(it->reference.info->dtype));
     json_field_string(&out, "backend", it->be->name);
     json_field_int(&out, "n_scored", f->n);
-    json_field_int(&out, "n_unk", score_count_unknown(&it->job, it->side.info, &n_tokens));
+    json_field_int(&out, "n_unk", n_unk);
     json_field_double(&out, "perplexity", f->perplexity);
     json_field_double(&out, "against_perplexity", f->reference_perplexity);
     json_field_double(&out, "worse_percent", f->worse_percent);
@@ -381,12 +380,10 @@ static enum err_code print_json(const struct comparison *it, const struct compar
     return code;
 }
 
-static void print_table(const struct comparison *it, const struct compare_figures *f)
+static void print_table(const struct comparison *it, const struct compare_figures *f, int64_t n_unk)
 {
     printf("%s in %s against %s in %s, on %s\n", it->side.path, dtype_name(it->side.info->dtype),
            it->reference.path, dtype_name(it->reference.info->dtype), it->be->name);
-    int64_t n_tokens = 0;
-    const int64_t n_unk = score_count_unknown(&it->job, it->side.info, &n_tokens);
     printf("tokens      %lld predicted, %.2f %% with the same best token; %lld unknown\n",
            (long long)f->n, 100 * f->same_best, (long long)n_unk);
     printf("perplexity  %.6f, reference %.6f: %+.4f %%\n", f->perplexity, f->reference_perplexity,
@@ -538,8 +535,8 @@ static enum err_code run(struct comparison *it, struct err *err)
     int64_t n_tokens = 0;
     const int64_t n_unk = score_count_unknown(&it->job, it->side.info, &n_tokens);
     if (!it->options->json) {
-        print_table(it, &figures);
-    } else if (print_json(it, &figures, err) != ERR_OK) {
+        print_table(it, &figures, n_unk);
+    } else if (print_json(it, &figures, n_unk, err) != ERR_OK) {
         return err->code;
     }
     fflush(stdout);
