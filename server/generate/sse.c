@@ -95,7 +95,8 @@ static bool sse_write(struct sse *sse, struct text *out, struct api_error *error
     return true;
 }
 
-/* Reports everything about choice i that is new. false: error. */
+/* Reports everything about choice i that is new. false: error. If it has ended badly since sse_next
+ * looked, nothing is reported: the next call tells the error. */
 static bool sse_choice_next(struct sse *sse, int i, struct text *out, struct api_error *error)
 {
     struct sse_choice *const choice = &sse->choice[i];
@@ -104,6 +105,9 @@ static bool sse_choice_next(struct sse *sse, int i, struct text *out, struct api
     /* In this order: when the state says the item is over, n_out is final. */
     const enum finish state = (enum finish)atomic_load(&item->state);
     const int n_out = atomic_load(&item->n_out);
+    if (answer_state_failed(state)) {
+        return true;
+    }
     while (!choice->ended && out->n < SSE_PIECE_BYTES) {
         if (!choice->pending && text_stream_ready(&choice->gen, n_out, state)) {
             choice->offset = text_stream_push(&choice->gen, state, n_out, &choice->text);
@@ -131,7 +135,8 @@ static bool sse_open(struct sse *sse, struct exchange *x)
     const struct request *const request = sse->job->request;
     bool begun = clock_now_us() >= sse->ping_us;
     for (int i = 0; i < request->n_item && !begun; i++) {
-        begun = atomic_load(&request->item[i].state) != FINISH_NONE ||
+        const enum finish state = (enum finish)atomic_load(&request->item[i].state);
+        begun = (state != FINISH_NONE && !answer_state_failed(state)) ||
                 atomic_load(&request->item[i].n_out) > 0;
     }
     if (!begun) {

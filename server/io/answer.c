@@ -119,11 +119,15 @@ static void answer_engine_error(const struct err *err, struct api_error *error)
     }
 }
 
+bool answer_state_failed(enum finish state)
+{
+    return state != FINISH_NONE && state != FINISH_STOP && state != FINISH_LENGTH;
+}
+
 bool answer_end_failed(struct request *request)
 {
     for (int i = 0; i < request->n_item; i++) {
-        const enum finish state = (enum finish)atomic_load(&request->item[i].state);
-        if (state != FINISH_NONE && state != FINISH_STOP && state != FINISH_LENGTH) {
+        if (answer_state_failed((enum finish)atomic_load(&request->item[i].state))) {
             request_cancel(request);
             return true;
         }

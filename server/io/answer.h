@@ -36,6 +36,8 @@ struct answer_times answer_times_of(const struct request *request, int64_t begin
 void answer_timings(struct text *out, const struct request *request, int64_t begin_us,
                     int64_t n_prompt, int64_t n_decoded);
 
+/* Whether an item in this state has ended, and not well. */
+bool answer_state_failed(enum finish state);
 /* Whether an item did not end well. Then the answer is an error, and the other items are
  * cancelled. */
 bool answer_end_failed(struct request *request);

@@ -334,6 +334,59 @@ static void test_an_error_waits_for_the_end_of_an_event(void **state)
     generate_free(&job);
 }
 
+static struct request *cut_short;
+
+/* The first event's first part: while it is written, the engine ends all choices. */
+static bool end_meanwhile(struct generate_writer *writer, struct text *out, struct api_error *error)
+{
+    (void)error;
+    text_printf(out, "data: {\"index\":%d,\"last\":%d}\n\n", writer->event->item,
+                writer->event->last);
+    for (int i = 0; i < cut_short->n_item; i++) {
+        atomic_store(&cut_short->item[i].state, FINISH_SHUTDOWN);
+    }
+    atomic_store(&cut_short->n_item_done, cut_short->n_item);
+    return true;
+}
+
+/* What ends badly after sse_next has looked at it, and before its turn comes, is not told as an end
+ * like others. */
+static void test_an_error_in_the_middle_of_a_call_is_told(void **state)
+{
+    (void)state;
+    static generate_part *const parts[] = {end_meanwhile, NULL};
+    const struct generate_dialect dialect = {
+        .end = "data: [DONE]\n\n", .read = generate_native.read, .event = parts};
+    struct generate_job job;
+    struct sse sse;
+    struct exchange x = {0};
+    struct api_error error = {0};
+    begin(&job, &dialect, "prompt", false, 3,
+          "\"max_tokens\":3,\"n\":2,\"temperature\":1,\"stream\":true");
+    cut_short = job.request;
+    atomic_store(&job.request->n_item_done, 0);
+    for (int i = 0; i < job.request->n_item; i++) {
+        atomic_store(&job.request->item[i].state, FINISH_NONE);
+        atomic_store(&job.request->item[i].n_out, 1);
+    }
+    assert_true(sse_begin(&sse, &job, &limits, &meta));
+    assert_int_equal(sse_next(&sse, &x, &error), EXCHANGE_STREAM);
+    text_add(&x.out, "", 1);
+    assert_string_equal(x.out.data, "data: {\"index\":0,\"last\":0}\n\n");
+    text_clear(&x.out);
+    assert_int_equal(sse_next(&sse, &x, &error), EXCHANGE_END);
+    assert_string_equal(x.code, "shutting_down");
+    text_add(&x.out, "", 1);
+    char *at = x.out.data;
+    json_t *const event = next_event(&at);
+    assert_non_null(json_object_get(event, "error"));
+    json_decref(event);
+    assert_string_equal(at, "data: [DONE]\n\n");
+    sse_end(&sse);
+    end_exchange(&x);
+    generate_free(&job);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -363,6 +416,7 @@ int main(void)
         cmocka_unit_test(test_no_piece_of_a_trace_is_long),
         cmocka_unit_test(test_an_event_with_a_long_prompt_comes_in_pieces),
         cmocka_unit_test(test_an_error_waits_for_the_end_of_an_event),
+        cmocka_unit_test(test_an_error_in_the_middle_of_a_call_is_told),
     };
     return cmocka_run_group_tests(tests, set_up, take_down);
 }
