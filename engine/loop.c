@@ -208,7 +208,7 @@ static bool has_traces(struct engine *engine, struct job *job, size_t *lacking)
     return !job->lacks_traces;
 }
 
-static void admit(struct engine *engine, int64_t now_us)
+static void admit(struct engine *engine)
 {
     size_t trace_wait_bytes = 0;
     struct job *const waiter = queue_trace_waiter(&engine->queue);
@@ -234,7 +234,7 @@ static void admit(struct engine *engine, int64_t now_us)
         /* Also if its traces are why it is left out now: else it would not come to its turn. */
         const bool waits = job->request->priority == PRIORITY_INTERACTIVE &&
                            queue_pick(&engine->queue, &running, PRIORITY_BULK, true) != NULL;
-        if (!admit_sequence(engine, job, now_us)) {
+        if (!admit_sequence(engine, job, clock_now_us())) { /* not before it was pushed */
             if (lets_others_pass(job)) {
                 continue;
             }
@@ -319,7 +319,7 @@ static bool turn(struct engine *engine)
     }
     sweep(engine, begin_us);
     const bool uploads = engine->overlays != NULL && overlays_turn(engine->overlays);
-    admit(engine, begin_us);
+    admit(engine);
     engine->backlog = !queue_is_empty(&engine->queue);
     wake_before_step(engine); /* cancelled and late requests need not wait for the end of the
                                * step */

@@ -1,4 +1,5 @@
 /* Opening: what is refused by name, what is resolved, the self-test; and the counters of a run. */
+#include "engine/overlays_inside.h"
 #include "engine/selftest.h"
 #include "engine/stats.h"
 #include "tests/engine/harness.h"
@@ -377,6 +378,44 @@ static void counters_add_up(void **state)
     engine_close(engine);
 }
 
+static struct engine *busy;
+static struct request *late;
+static struct waiter late_waiter = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
+
+static void upload_meanwhile(struct backend *be, struct tensor dst, const void *src)
+{
+    (void)be, (void)dst, (void)src;
+    (void)usleep(2000);
+    harness_submit(busy, late, &late_waiter);
+}
+
+/* It comes between the beginning of a turn and its admissions, while overlays are uploaded. A time
+ * that ran backwards would be missing from the histogram. */
+static void a_request_does_not_start_before_it_came(void **state)
+{
+    (void)state;
+    struct engine_options o = harness_options(harness_dir);
+    o.overlay_bytes = 4096;
+    busy = harness_open(&o);
+    late = harness_generation(1, 2);
+    harness_item(busy, late, 0, 1, 3);
+    honest = busy->be->op;
+    struct backend_ops slow = *honest;
+    slow.upload = upload_meanwhile;
+    busy->be->op = &slow; /* the engine thread is idle */
+    struct overlays *const overlays = busy->overlays;
+    assert_int_equal(pthread_mutex_lock(&overlays->lock), 0);
+    overlays->upload = (struct overlay_upload){harness_dir, 0, 4};
+    assert_int_equal(pthread_mutex_unlock(&overlays->lock), 0);
+    overlays->wake(overlays->wake_ctx);
+    waiter_wait(&late_waiter, late);
+    assert_true(atomic_load(&late->start_us) >= atomic_load(&late->submit_us));
+    assert_int_equal(atomic_load(&engine_stats(busy)->queue_time.count), 1);
+    busy->be->op = honest;
+    request_release(late);
+    engine_close(busy);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,6 +432,7 @@ int main(void)
         cmocka_unit_test(self_test_of_fast_math_wants_finite_numbers_alone),
         cmocka_unit_test(every_decode_step_that_is_prepared_runs_once_before_serving),
         cmocka_unit_test(counters_add_up),
+        cmocka_unit_test(a_request_does_not_start_before_it_came),
     };
     return cmocka_run_group_tests(tests, harness_setup, harness_teardown);
 }
