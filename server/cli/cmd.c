@@ -2,6 +2,7 @@
 #include "server/cli/cmd.h"
 
 #include <string.h>
+#include <unistd.h>
 
 int cmd_fail(const struct err *err)
 {
@@ -12,6 +13,13 @@ int cmd_fail(const struct err *err)
 const char *cmd_shown_path(const char *path)
 {
     return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+void cmd_tell_terminal(void)
+{
+    if (isatty(STDIN_FILENO) == 1) {
+        fprintf(stderr, "pkmserve: reading the terminal; end the text with control-D\n");
+    }
 }
 
 enum err_code cmd_print(const struct text *text, struct err *err)

@@ -27,6 +27,8 @@ int cmd_memory_inspect(const struct options *options);
 int cmd_fail(const struct err *err);
 /* How messages name an input: "-" is "standard input". */
 const char *cmd_shown_path(const char *path);
+/* Before standard input is read: tells who sits at a terminal that it is read. */
+void cmd_tell_terminal(void);
 /* Prints text and a newline on standard output. ERR_MEMORY: the text is not whole. */
 enum err_code cmd_print(const struct text *text, struct err *err);
 

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* A tool scores whole corpora, so the only limit is memory. Far below the point where sums would
  * overflow. */
@@ -179,9 +178,7 @@ enum err_code cmd_print_answer(struct text *out, const struct api_error *error, 
 enum err_code cmd_read_file(struct text *text, const char *path, struct err *err)
 {
     if (strcmp(path, "-") == 0) {
-        if (isatty(STDIN_FILENO) == 1) {
-            fprintf(stderr, "pkmserve: reading the terminal; end the text with control-D\n");
-        }
+        cmd_tell_terminal();
         return read_all(text, stdin, "standard input", err);
     }
     FILE *const file = fopen(path, "rb");

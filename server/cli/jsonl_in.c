@@ -27,6 +27,9 @@ static enum err_code open_next(struct jsonl_in *in, struct err *err)
     in->number = 0;
     in->at = in->filled = 0;
     const char *const path = in->path[in->file];
+    if (is_standard(path)) {
+        cmd_tell_terminal();
+    }
     in->fd = is_standard(path) ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0) {
         return err_set(err, ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));

@@ -104,17 +104,20 @@ def test_an_empty_text_is_an_error_and_no_row_of_dashes(tmp_path):
     assert done.returncode == 1 and "standard input: is empty" in done.stderr
 
 
-def test_at_a_terminal_it_says_that_it_reads_from_there():
+@pytest.mark.parametrize("arguments, typed, due", [
+    (["score"], "It was a dark night.", "21"),
+    (["score", "--jsonl"], '{"text": "It was a dark night."}', '"n_bytes":20'),
+    (["generate", "--jsonl"], '{"prompt": "It was", "max_tokens": 1}', '"finish_reason"')])
+def test_at_a_terminal_it_says_that_it_reads_from_there(arguments, typed, due):
     controller, terminal = pty.openpty()
-    process = subprocess.Popen([PROGRAM, "score"], stdin=terminal, stdout=subprocess.PIPE,
+    process = subprocess.Popen([PROGRAM, *arguments], stdin=terminal, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     os.close(terminal)
-    line = process.stderr.readline()
-    assert "reading the terminal" in line and "control-D" in line, line
-    os.write(controller, b"It was a dark night.\n\x04")
+    os.write(controller, typed.encode() + b"\n\x04")
     out, err = process.communicate(timeout=60)
     os.close(controller)
-    assert process.returncode == 0 and "standard input" not in err and "21" in out, out + err
+    assert err.startswith("pkmserve: reading the terminal; end the text with control-D\n"), err
+    assert process.returncode == 0 and "standard input" not in err and due in out, out + err
 
 
 def test_add_bos_is_score_s_field(tmp_path):
