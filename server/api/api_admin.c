@@ -172,7 +172,7 @@ void api_root(struct server *server, struct exchange *x)
                 "POST /score       {\"text\": \"...\"}\n"
                 "POST /tokenize    {\"prompt\": \"...\"}\n"
                 "POST /detokenize  {\"tokens\": [...]}\n"
-                "GET  /v1/models   /info  /version  /health%s%s\n",
+                "GET  /v1/models   /info  /version  /health  /openapi.json%s%s\n",
                 server->options->admin_port == 0 ? "  /metrics" : "",
                 server->options->ui ? "  /ui" : "");
     if (x->out.failed) {

@@ -32,6 +32,7 @@ def test_browsers_get_the_page_at_the_root_and_others_text(server):
     for accept in ("*/*", "application/json", "text/plain"):
         text = get(server.url + "/", Accept=accept)
         assert text.headers["Content-Type"] == "text/plain; charset=utf-8" and "POST /score" in text.text
+        assert "/openapi.json" in text.text  # where every field is
         assert text.headers["Vary"] == at_root.headers["Vary"] == "Accept"
     generated = requests.post(server.url + "/", json={"inputs": "a", "parameters": {"max_new_tokens": 1}},
                               headers=BROWSER, timeout=PATIENCE)
