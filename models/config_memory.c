@@ -205,7 +205,7 @@ static enum err_code check_rescore(struct config_memory *memory, const struct pl
     }
     if (rescore->softmax && rescore->normalize && rescore->subtract == PKM_SUBTRACT_NONE) {
         return err_set(err, ERR_FORMAT,
-                       "%s: %snormalize after a softmax needs subtract: its shares sum to 1",
+                       "%s: %snormalize after a softmax needs subtract: its weights sum to 1",
                        at->path, at->prefix);
     }
     if (shape->k_top == 1 && rescore->subtract != PKM_SUBTRACT_NONE && rescore->normalize) {
@@ -218,7 +218,7 @@ static enum err_code check_rescore(struct config_memory *memory, const struct pl
     if (rescore->relu && rescore->softmax) {
         return err_set(
             err, ERR_FORMAT,
-            "%s: %srelu goes with softmax false: the shares of a softmax are not negative",
+            "%s: %srelu goes with softmax false: the weights of a softmax are not negative",
             at->path, at->prefix);
     }
     const bool is_plain = rescore->softmax && rescore->subtract == PKM_SUBTRACT_NONE &&
