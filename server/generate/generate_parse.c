@@ -143,11 +143,17 @@ static bool make_request(struct generate_job *job, struct request *request,
         if (trace_bytes > (size_t)limits->trace_bytes.most) {
             return input_traces_too_large(error, request->n_item, limits);
         }
-        int32_t *ids = malloc((size_t)input->n_ids * sizeof *ids);
-        if (ids == NULL) {
-            return api_error_set(error, 500, "out_of_memory", NULL, "no memory for the request");
+        int32_t *ids = input->ids;
+        if ((i + 1) % job->n_sample == 0) {
+            input->ids = NULL; /* the last sample's from now on; the others get copies */
+        } else {
+            ids = malloc((size_t)input->n_ids * sizeof *ids);
+            if (ids == NULL) {
+                return api_error_set(error, 500, "out_of_memory", NULL,
+                                     "no memory for the request");
+            }
+            memcpy(ids, input->ids, (size_t)input->n_ids * sizeof *ids);
         }
-        memcpy(ids, input->ids, (size_t)input->n_ids * sizeof *ids);
         request->item[i].prompt_index = i / job->n_sample;
         request->item[i].sample_index = i % job->n_sample;
         struct err err = {0};

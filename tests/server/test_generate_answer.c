@@ -111,6 +111,9 @@ static void begin(struct generate_job *job, const struct generate_dialect *diale
         fail_msg("%s: %s", fields, error.text.message);
     }
     text_free(&body);
+    for (int i = 0; i < job->inputs.n; i++) {
+        assert_null(job->inputs.input[i].ids); /* the request's, where they are counted */
+    }
     assert_true(request_take_traces(job->request, &info));
     for (int i = 0; i < job->request->n_item; i++) {
         struct item *const item = &job->request->item[i];
