@@ -248,15 +248,18 @@ const char *options_command_near(const char *typed)
     return best;
 }
 
-/* The command's flag that was most likely meant, or NULL if none is near. */
+/* The command's flag that was most likely meant: one that begins so, or else the nearest, of which
+ * at least half is right; NULL if there is none. */
 static const char *flag_near(const char *typed, unsigned command)
 {
+    const size_t bytes = strlen(typed);
     const char *best = NULL;
-    int best_distance = 4;
+    int best_distance = bytes < 6 ? (int)bytes / 2 + 1 : 4;
     for (int i = 0; i < option_n_row; i++) {
-        const int distance = edit_distance(typed, option_rows[i].flag);
+        const char *const flag = option_rows[i].flag;
+        const int distance = strncmp(typed, flag, bytes) == 0 ? 0 : edit_distance(typed, flag);
         if ((option_rows[i].commands & command) && distance < best_distance) {
-            best = option_rows[i].flag;
+            best = flag;
             best_distance = distance;
         }
     }
