@@ -348,8 +348,8 @@ static enum err_code check_text(const struct text *text, const char *path, bool 
         return err_set(
             err, ERR_FORMAT,
             "%s: JSON, whose braces and names would be scored as prose: take the texts "
-            "out, or give --jsonl to score, which takes a request from each line; --as-text "
-            "takes the file as it is",
+            "out, or give --jsonl (not to compare), which takes a request from each line; "
+            "--as-text takes the file as it is",
             shown);
     }
     return ERR_OK;

@@ -91,6 +91,14 @@ def test_json_is_not_scored_as_prose(tmp_path, command, name, text):
     assert run(command, "--as-text", path, stdin=text).returncode == 0
 
 
+def test_json_is_no_prose_where_slots_are_counted_and_jsonl_takes_it(tmp_path):
+    """The refusal leads to this command's own --jsonl, not to score."""
+    (tmp_path / "x.jsonl").write_text(JSON_LINES)
+    message = fails(1, "memory", "count", tmp_path / "x.jsonl", "-o", tmp_path / "counts")
+    assert "or give --jsonl (not to compare)" in message
+    ok("memory", "count", "--jsonl", tmp_path / "x.jsonl", "-o", tmp_path / "counts")
+
+
 @pytest.mark.parametrize("text", ["{ a brace\n", "int main(void)\n{\n    return 0;\n}\n", "{}\nprose\n"])
 def test_prose_and_programs_with_braces_are_text(tmp_path, text):
     (tmp_path / "t").write_text(text)
