@@ -81,8 +81,8 @@ typedef void op_rms_norm_fn(struct backend *be, struct tensor y, struct tensor s
 typedef void op_l2_norm_fn(struct backend *be, struct tensor y, struct tensor x, int n_run);
 
 /* x = the RMS norm of each of the n_head equal runs of columns of a row, in place: of queries or
- * keys, before rope (Henry et al. 2020; Qwen3). gamma [1, columns of a run],
- * the same for all heads. */
+ * keys, before rope (Henry et al. 2020; Qwen3). gamma [1, columns of a run], the same for all
+ * heads. */
 typedef void op_head_norm_fn(struct backend *be, struct tensor x, struct tensor gamma, int n_head,
                              float eps);
 

@@ -24,11 +24,11 @@
  * PKMSERVE_CUDA_GRAPHS=0 keeps everything eager, for comparing and for finding a failing kernel.
  *
  * A kernel may begin while the one before it ends (struct launch_queue), of compute capability 9.0
- * and newer: between the hundred launches of a decode step the device
- * idles, and the weights of the next product need not wait. A capture keeps it, as edges that the
- * runtime knows since CUDA 12.3; what comes after a copy or an event, the first kernel of a step
- * too, waits for it as a whole. A driver that cannot capture it is treated as any failing capture.
- * The bits are the same; PKMSERVE_CUDA_OVERLAP=0 does without. */
+ * and newer: between the launches of a decode step the device idles, and the weights of the next
+ * product need not wait. A capture keeps it, as edges that the runtime knows since CUDA 12.3; what
+ * comes after a copy or an event, the first kernel of a step too, waits for it as a whole. A driver
+ * that cannot capture it is treated as any failing capture. The bits are the same;
+ * PKMSERVE_CUDA_OVERLAP=0 does without. */
 #include "kernels/cuda/backend.cuh"
 
 #include <stdio.h>

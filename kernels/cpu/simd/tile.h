@@ -3,10 +3,8 @@
  * It is that of gemm.c over what the cache holds: the rows' queries are multiplied by pages of
  * keys, which are [column][position], and their weights by pages of values, [position][column]; of
  * a cache in BF16 two columns, or two positions, share a word, and are widened or multiplied as a
- * pair. Both are taken by chunks of CHUNK
- * floats of each row, one row after the other, so that all rows are reached by one pointer with
- * constant offsets.
- */
+ * pair. Both are taken by chunks of CHUNK floats of each row, one row after the other, so that all
+ * rows are reached by one pointer with constant offsets. */
 #ifndef KERNELS_CPU_SIMD_TILE_H
 #define KERNELS_CPU_SIMD_TILE_H
 
