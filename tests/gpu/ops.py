@@ -5,10 +5,12 @@ from speed import SMALL
 
 AT_ONCE = 6  # processes that share the GPU while only correctness counts
 
-# The longest first; behind them, those that are most often wrong.
-OPS = ["linear", "attention", "pkm_search", "sample", "transfer", "attention_bf16", "embed", "norm", "add_norm", "ffn",
-       "span_attention", "pkm_search_many", "pkm_ties", "pkm_nan", "l2_norm", "pkm_rescore", "rms_norm", "head_norm",
-       "rope", "gate", "pkm_experts", "pkm_ablate", "pkm_read", "gather", "log_softmax", "logprobs"]
+# The rows of tests/kernels/check_kernels.c, without those for the host alone. The longest first; behind them, those
+# that are most often wrong.
+OPS = ["linear", "attention", "pkm_search", "sample", "linear_many", "linear_outputs", "sample_large", "logprobs_large",
+       "transfer", "attention_bf16", "embed", "norm", "add_norm", "ffn", "span_attention", "pkm_search_many", "pkm_ties",
+       "pkm_nan", "l2_norm", "pkm_rescore", "rms_norm", "head_norm", "rope", "gate", "pkm_experts", "pkm_ablate",
+       "pkm_read", "gather", "log_softmax", "logprobs"]
 
 # Per cent of the usual cases: in a rehearsal, on a GPU; other cases where kernels overlap.
 OPS_WAYS = {"": ("3", "45", {}), ", overlapping": ("1", "15", {**OVERLAP, "CHECK_SEED": "2"})}

@@ -155,6 +155,12 @@ def test_every_part_runs_and_reports(tools, tmp_path):
     assert "A rehearsal with tiny sizes" in text
 
 
+def test_every_row_of_the_checker_is_checked_on_a_gpu():
+    table = (ROOT / "tests/kernels/check_kernels.c").read_text()
+    rows = re.findall(r'^    \{"(\w+)", check_\w+, \d+, (true|false)\}', table, re.M)
+    assert sorted(name for name, is_host in rows if is_host == "false") == sorted(ops.OPS)
+
+
 def test_a_backend_that_runs_lists_is_measured_too(tools, tmp_path):
     """The double, as a GPU, collects ops and replays what repeats; it need not compute what is timed."""
     library = BUILD / "libpkmserve_cudahost.so"
