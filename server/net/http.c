@@ -446,6 +446,20 @@ void http_refuse_connections(struct http *http)
     pthread_mutex_unlock(&http->listen_mutex);
 }
 
+/* Nobody came to read these bodies in time. */
+static void http_refuse_unread(struct http *http)
+{
+    struct api_error error = {.retry_after_s = 5};
+    (void)api_error_set(&error, 503, "shutting_down", NULL, "the server is shutting down");
+    for (struct worker_task *task; (task = worker_take_back(http->worker)) != NULL;) {
+        struct http_exchange *const hx =
+            (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+        exchange_error(&hx->x, &error);
+        http_drop_body(hx);
+        watch_attach(hx->conn);
+    }
+}
+
 int http_stop(struct http *http, int64_t deadline_us)
 {
     if (http == NULL) {
@@ -453,6 +467,9 @@ int http_stop(struct http *http, int64_t deadline_us)
     }
     if (http->daemon != NULL) {
         http_refuse_connections(http);
+        if (deadline_us > 0) {
+            http_refuse_unread(http);
+        }
         /* Uploads would only be refused; their clients get the time to read that. */
         const int64_t upload_us = clock_now_us() + HTTP_REFUSAL_US;
         while (clock_now_us() < deadline_us &&

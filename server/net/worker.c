@@ -124,6 +124,15 @@ bool worker_remove(struct worker *worker, struct worker_task *task)
     return found;
 }
 
+struct worker_task *worker_take_back(struct worker *worker)
+{
+    pthread_mutex_lock(&worker->mutex);
+    struct worker_task *const task = worker_take(worker, SIZE_MAX);
+    worker->n_task -= task != NULL;
+    pthread_mutex_unlock(&worker->mutex);
+    return task;
+}
+
 int worker_n_task(struct worker *worker)
 {
     pthread_mutex_lock(&worker->mutex);

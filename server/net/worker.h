@@ -41,6 +41,8 @@ void worker_close(struct worker *worker);
 void worker_push(struct worker *worker, struct worker_task *task);
 /* Takes back a task that no thread has begun; false: a thread has, or it was never pushed. */
 bool worker_remove(struct worker *worker, struct worker_task *task);
+/* Takes back any task that no thread has begun; NULL: there is none. */
+struct worker_task *worker_take_back(struct worker *worker);
 /* Tasks that wait or run. Any thread. */
 int worker_n_task(struct worker *worker);
 

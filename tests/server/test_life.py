@@ -255,15 +255,20 @@ def test_answers_that_are_cut_are_told_as_cut():
         assert "status=200 code=cut_short" in line
 
 
-def test_bodies_that_nobody_came_to_read_are_told_as_cut():
-    """Their connections are ended by the server, which looks as if the clients had left."""
+def test_bodies_that_nobody_came_to_read_are_refused():
+    """The first's connection may be ended by the server, which looks as if the client had left."""
     body = json.dumps({"content": "a" * 4000000}).encode()
     with Server("--body-threads", "1", "--shutdown-timeout-s", "0") as s:
         with s.connect() as first, s.connect() as second:
-            for c in (first, second):
-                c.sendall(head("/tokenize", body))
+            first.sendall(head("/tokenize", body))
+            eventually(lambda: s.metric("request_body_wait_seconds_count") == 1, "the first is read")
+            second.sendall(head("/tokenize", body))
             eventually(lambda: s.metric("long_bodies_unread") == 2, "the second waits")
-            assert s.stop() == 0
+            s.process.send_signal(signal.SIGTERM)
+            status, headers, answer = read_answer(second)
+            assert (status, json.loads(answer)["error"]["code"]) == (503, "shutting_down")
+            assert headers["retry-after"] == "5" and headers["connection"].lower() == "close", headers
+            assert s.process.wait(PATIENCE) == 0
         lines = [line for line in s.read_log().splitlines() if "path=\"/tokenize\"" in line]
         assert len(lines) == 2 and not any("client_left" in line for line in lines), lines
         assert "event=stopped cut_short=%d" % sum("code=cut_short" in line for line in lines) in s.read_log()
