@@ -539,11 +539,11 @@ struct engine_stats *engine_stats(struct engine *engine)
     return &engine->stats;
 }
 
-int engine_retry_after_s(const struct engine *engine)
+int engine_retry_after_s(struct engine *engine, bool of_all)
 {
     const long long rate = atomic_load_explicit(&engine->drain_rate, memory_order_relaxed);
-    const long long waiting =
-        atomic_load_explicit(&engine->stats.waiting_tokens, memory_order_relaxed);
+    const int64_t n_sequence = of_all ? INT64_MAX : engine_context(engine->options.max_model_len);
+    const int64_t waiting = queue_positions_ahead(&engine->queue, n_sequence);
     const double longest = 600; /* more than ten minutes would be a guess */
     const double s = rate > 0 ? 1000.0 * (double)waiting / (double)rate : 1;
     return (int)(s < 1 ? 1 : s > longest ? longest : s + 0.5);

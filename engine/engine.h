@@ -97,8 +97,9 @@ struct engine_stats *engine_stats(struct engine *engine);
 struct overlays *engine_overlays(const struct engine *engine);
 /* For request_use_memory. */
 struct request_memory *engine_request_memory(const struct engine *engine);
-/* Seconds until a request submitted now would likely start, from the measured drain rate; >= 1. */
-int engine_retry_after_s(const struct engine *engine);
+/* Seconds until a request submitted now would likely start, from the measured drain rate; >= 1.
+ * of_all: until all positions that wait now are admitted, for who found too many of them. */
+int engine_retry_after_s(struct engine *engine, bool of_all);
 
 /* How all traffic since the start has used memory m, from a sample of one position in 64; lookups
  * says how large the sample is (pkm_totals.h). Takes tens of milliseconds per million slots.

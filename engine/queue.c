@@ -229,6 +229,26 @@ enum err_code queue_push(struct queue *queue, struct request *request, int64_t n
     return code;
 }
 
+int64_t queue_positions_ahead(struct queue *queue, int64_t n_sequence)
+{
+    int64_t fewest = INT64_MAX;
+    int64_t n = 0;
+    CHECK(pthread_mutex_lock(&queue->mutex) == 0);
+    for (int prio = 0; prio < 2; prio++) {
+        for (const struct job *job = queue->head[prio]; job != NULL; job = job->next) {
+            fewest = job->n_position < fewest ? job->n_position : fewest;
+        }
+    }
+    const int64_t most = fewest > n_sequence ? fewest : n_sequence;
+    for (int prio = 0; prio < 2; prio++) {
+        for (const struct job *job = queue->head[prio]; job != NULL; job = job->next) {
+            n += job->n_position < most ? job->n_position : most;
+        }
+    }
+    CHECK(pthread_mutex_unlock(&queue->mutex) == 0);
+    return n;
+}
+
 void queue_shut(struct queue *queue, enum err_code code, const char *why)
 {
     CHECK(code != ERR_OK);

@@ -96,6 +96,10 @@ enum err_code queue_push(struct queue *queue, struct request *request, int64_t n
                          struct err *err);
 /* From now on every push fails with this code and reason. A later call changes the reason. */
 void queue_shut(struct queue *queue, enum err_code code, const char *why);
+/* The waiting positions that are admitted before a further request's turn: each request has had one
+ * by then, of n_sequence positions at the most, and the one with the fewest has left. Any thread.
+ */
+int64_t queue_positions_ahead(struct queue *queue, int64_t n_sequence);
 /* Makes queue_wait return. Any thread. */
 void queue_wake(struct queue *queue);
 

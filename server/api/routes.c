@@ -100,7 +100,8 @@ static struct api_error routes_told(struct server *server, const struct api_erro
     struct api_error error = *given;
     struct engine *const engine = atomic_load(&server->engine);
     if (given->status == 429) {
-        error.retry_after_s = engine != NULL ? engine_retry_after_s(engine) : 1;
+        const bool of_all = strcmp(given->code, "queue_tokens_full") == 0;
+        error.retry_after_s = engine != NULL ? engine_retry_after_s(engine, of_all) : 1;
         error.status = strcmp(server->options->overload_status, "503") == 0 ? 503 : 429;
     } else if (given->status == 503) {
         error.retry_after_s = strcmp(error.code, "model_loading") == 0 ? 2 : 5;

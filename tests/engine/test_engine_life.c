@@ -200,11 +200,11 @@ static void full_queue_refuses_and_recovers(void **state)
     assert_int_equal(engine_submit(engine, request[2], &err), ERR_QUEUE_TOKENS);
     harness_submit(engine, request[3], &waiter);
     assert_int_equal(engine_submit(engine, request[4], &err), ERR_QUEUE_FULL);
-    assert_true(engine_retry_after_s(engine) >= 1);
+    assert_true(engine_retry_after_s(engine, false) >= 1);
     assert_int_equal(atomic_load(&engine->stats.waiting), 2);
     assert_int_equal(atomic_load(&engine->stats.waiting_tokens), 30);
     atomic_store(&engine->drain_rate, 7000); /* in 1000 s, while the engine waits at the gate */
-    assert_int_equal(engine_retry_after_s(engine), 4);
+    assert_int_equal(engine_retry_after_s(engine, false), 4);
     gate_allow(&gate, -1);
     waiter_wait(&waiter, request[3]);
     harness_submit(engine, request[4], &waiter);

@@ -52,10 +52,14 @@ static void classes_are_first_in_first_out(void **state)
     struct request *request[6];
     for (int i = 0; i < 6; i++) {
         request[i] = new_request(i % 2 == 0 ? PRIORITY_BULK : PRIORITY_INTERACTIVE);
-        assert_int_equal(queue_push(&queue, request[i], 10, NULL), ERR_OK);
+        assert_int_equal(queue_push(&queue, request[i], i == 4 ? 500 : 10, NULL), ERR_OK);
     }
     assert_int_equal(atomic_load(&stats.waiting), 6);
-    assert_int_equal(atomic_load(&stats.waiting_tokens), 60);
+    assert_int_equal(atomic_load(&stats.waiting_tokens), 550);
+    /* The large one is ahead of others with its turn alone. */
+    assert_int_equal(queue_positions_ahead(&queue, 100), 5 * 10 + 100);
+    assert_int_equal(queue_positions_ahead(&queue, 5), 6 * 10); /* until the others have left */
+    assert_int_equal(queue_positions_ahead(&queue, INT64_MAX), 550);
     static const int order[] = {1, 3, 5, 0, 2, 4};
     for (int i = 0; i < 6; i++) {
         struct job *const job = pick(&queue, i < 3 ? PRIORITY_INTERACTIVE : PRIORITY_BULK);
