@@ -39,10 +39,10 @@ const char *
 tokenizer_kind(const struct tokenizer *tokenizer); /* "sentencepiece-unigram", "char" ... */
 
 /* Encodes valid UTF-8 (the caller has checked it; invalid bytes are ERR_ARGUMENT, and so is text
- * that a vocabulary without <unk> cannot spell). *ids is malloc'd and owned by the caller; *offsets,
- * if wanted (may be NULL), holds for each token the byte offset of its first byte in text, same
- * owner; they never fall, and are equal only where normalizing made several tokens of one
- * character. No BOS or EOS is added. text need not end in NUL. */
+ * that a vocabulary without <unk> cannot spell). *ids is malloc'd and owned by the caller;
+ * *offsets, if wanted (may be NULL), holds for each token the byte offset of its first byte in
+ * text, same owner; they never fall, and are equal only where normalizing made several tokens of
+ * one character. No BOS or EOS is added. text need not end in NUL. */
 enum err_code tokenizer_encode(const struct tokenizer *tokenizer, const char *text,
                                size_t text_bytes, bool allow_control, int32_t **ids, size_t *n_ids,
                                size_t **offsets, struct err *err);

@@ -3,9 +3,8 @@
  * reading gigabytes of files.
  *
  * random_model.c takes the place of models/tensors.c and models/open.c: programs link one or the
- * other. All matrices
- * are views of one small pool of random numbers that is mapped as often as the largest needs it, so
- * a table of 8 GB costs neither time nor memory on the host. */
+ * other. All matrices are views of one small pool of random numbers that is mapped as often as the
+ * largest needs it, so a table of 8 GB costs neither time nor memory on the host. */
 #ifndef TESTS_BENCH_RANDOM_MODEL_H
 #define TESTS_BENCH_RANDOM_MODEL_H
 
