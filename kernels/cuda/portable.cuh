@@ -6,11 +6,10 @@
  *   - launches by LAUNCH, dynamic shared memory by DYN_SHARED; no <<<>>>, no cooperative groups, no
  *     cub, no textures, no inline PTX outside this file, no cuda_bf16.h (conversions are below);
  *   - __shared__ variables, __syncthreads and its _count/_and/_or, __syncwarp(mask),
- *     __shfl_sync/_up/_down/_xor, __ballot_sync, __any_sync, __all_sync, __activemask (never to
- *     decide a result), __reduce_{add,min,max,and,or}_sync (integers),
- *     atomicAdd/Inc/Max/Min/CAS/Exch, __threadfence, __ldg, __popc, __clz, __ffs, __brev,
- *     __byte_perm, __float_as_uint and its kin, fmaf, expf, exp2f, logf, erff, sqrtf, rsqrtf (not
- *     for results), int4/uint4/float4/uint2/float2/dim3;
+ *     __shfl_sync/_up/_down/_xor, __ballot_sync, __any_sync, __all_sync,
+ *     __reduce_{add,min,max,and,or}_sync (integers), atomicAdd/Inc/Max/CAS/Exch, __threadfence,
+ *     __ldg, __clz, __ffs, __float_as_uint and its kin, fmaf, expf, exp2f, logf, erff, sqrtf,
+ *     int4/uint4/float4/uint2/float2/dim3;
  *   - blocks of one kernel do not wait for one another, but the last one to arrive at an atomic
  *     counter may finish the work of all;
  *   - every thread of every kernel calls grid_wait; __ldg, whose reads compilers move past it, is

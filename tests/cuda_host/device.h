@@ -183,11 +183,6 @@ static inline int __all_sync(unsigned int mask, int predicate, CUDA_HOST_HERE)
     return cuda_host_collect(COLLECTIVE_BALLOT, mask, predicate == 0, 0,
                              CUDA_HOST_PLACE("__all_sync")) == 0;
 }
-/* The lanes that run side by side are the hardware's business: here, always this one alone. */
-static inline unsigned int __activemask(void)
-{
-    return 1u << cuda_host_lane();
-}
 
 #define CUDA_HOST_REDUCE(type, name, op)                                                           \
     static inline type name(unsigned int mask, type value, CUDA_HOST_HERE)                         \
@@ -281,10 +276,6 @@ template <typename T> T __ldg(const T *address)
     return *address;
 }
 
-static inline int __popc(unsigned int x)
-{
-    return __builtin_popcount(x);
-}
 static inline int __clz(int x)
 {
     return x == 0 ? 32 : __builtin_clz(static_cast<unsigned int>(x));
@@ -292,28 +283,6 @@ static inline int __clz(int x)
 static inline int __ffs(int x)
 {
     return __builtin_ffs(x);
-}
-static inline unsigned int __brev(unsigned int x)
-{
-    unsigned int y = 0;
-    for (int i = 0; i < 32; ++i) {
-        y |= (x >> i & 1u) << (31 - i);
-    }
-    return y;
-}
-static inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int select)
-{
-    const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
-    unsigned int z = 0;
-    for (int i = 0; i < 4; ++i) {
-        z |= static_cast<unsigned int>(bytes >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
-    }
-    return z;
-}
-
-static inline float rsqrtf(float x)
-{
-    return 1.0f / sqrtf(x);
 }
 
 #define CUDA_HOST_MIN_MAX(type)                                                                    \

@@ -221,20 +221,10 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     const struct environment *const environment = environment_get();
     *prop = cudaDeviceProp();
     snprintf(prop->name, sizeof prop->name, "test double");
-    prop->totalGlobalMem = environment->memory_bytes;
-    prop->sharedMemPerBlock = SHARED_DEFAULT;
     prop->sharedMemPerBlockOptin = static_cast<size_t>(shared_optin());
-    prop->regsPerBlock = 65536;
-    prop->warpSize = WARP;
-    prop->maxThreadsPerBlock = BLOCK_MAX;
-    prop->maxGridSize[0] = 0x7fffffff;
-    prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
     prop->major = environment->sm / 10;
     prop->minor = environment->sm % 10;
     prop->multiProcessorCount = environment->n_sm;
-    prop->canMapHostMemory = 1;
-    prop->unifiedAddressing = 1;
-    prop->l2CacheSize = 4 << 20;
     prop->pciBusID = PCI_BUS;
     return api_end(cudaSuccess);
 }
@@ -264,7 +254,6 @@ cudaError_t cuda_host_func_get_attributes(struct cudaFuncAttributes *attributes,
     API_BEGIN;
     const struct environment *const environment = environment_get();
     attributes->ptxVersion = environment->code;
-    attributes->sharedSizeBytes = 0;
     attributes->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_shared_max(kernel));
     return api_end(environment->code > environment->sm ? cudaErrorNoKernelImageForDevice
                                                        : cudaSuccess);

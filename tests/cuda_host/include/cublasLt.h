@@ -11,7 +11,6 @@
 typedef enum {
     CUDA_R_32F = 0,
     CUDA_R_16F = 2,
-    CUDA_R_32I = 10,
     CUDA_R_16BF = 14,
 } cudaDataType;
 typedef cudaDataType cudaDataType_t;
@@ -19,7 +18,6 @@ typedef cudaDataType cudaDataType_t;
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
-    CUBLAS_STATUS_ALLOC_FAILED = 3,
     CUBLAS_STATUS_INVALID_VALUE = 7,
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
@@ -29,8 +27,6 @@ typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 
 typedef enum {
     CUBLAS_COMPUTE_32F = 68,
-    CUBLAS_COMPUTE_32F_PEDANTIC = 69,
-    CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
 } cublasComputeType_t;
 
 typedef enum {

@@ -16,8 +16,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
-#define __grid_constant__
 #define __forceinline__ inline /* no more: kernels of many shapes would take long to compile */
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -26,24 +24,6 @@
 
 /* ---- vector types --------------------------------------------------------------------------- */
 
-struct char4 {
-    signed char x, y, z, w;
-} __attribute__((aligned(4)));
-struct uchar4 {
-    unsigned char x, y, z, w;
-} __attribute__((aligned(4)));
-struct short4 {
-    short x, y, z, w;
-} __attribute__((aligned(8)));
-struct ushort2 {
-    unsigned short x, y;
-} __attribute__((aligned(4)));
-struct ushort4 {
-    unsigned short x, y, z, w;
-} __attribute__((aligned(8)));
-struct int2 {
-    int x, y;
-} __attribute__((aligned(8)));
 struct int4 {
     int x, y, z, w;
 } __attribute__((aligned(16)));
@@ -59,14 +39,8 @@ struct uint4 {
 struct float2 {
     float x, y;
 } __attribute__((aligned(8)));
-struct float3 {
-    float x, y, z;
-};
 struct float4 {
     float x, y, z, w;
-} __attribute__((aligned(16)));
-struct double2 {
-    double x, y;
 } __attribute__((aligned(16)));
 
 struct dim3 {
@@ -77,21 +51,9 @@ struct dim3 {
     }
 };
 
-static inline constexpr int2 make_int2(int x, int y)
-{
-    return {x, y};
-}
-static inline constexpr int4 make_int4(int x, int y, int z, int w)
-{
-    return {x, y, z, w};
-}
 static inline constexpr uint2 make_uint2(unsigned int x, unsigned int y)
 {
     return {x, y};
-}
-static inline constexpr uint3 make_uint3(unsigned int x, unsigned int y, unsigned int z)
-{
-    return {x, y, z};
 }
 static inline constexpr uint4 make_uint4(unsigned int x, unsigned int y, unsigned int z,
                                          unsigned int w)
@@ -106,10 +68,6 @@ static inline constexpr float4 make_float4(float x, float y, float z, float w)
 {
     return {x, y, z, w};
 }
-static inline constexpr double2 make_double2(double x, double y)
-{
-    return {x, y};
-}
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
@@ -117,16 +75,12 @@ enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorInitializationError = 3,
     cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorInsufficientDriver = 35,
-    cudaErrorDevicesUnavailable = 46,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
-    cudaErrorUnsupportedPtxVersion = 222,
     cudaErrorContained = 226,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
@@ -135,7 +89,6 @@ enum cudaError {
     cudaErrorLaunchFailure = 719,
     cudaErrorTensorMemoryLeak = 721,
     cudaErrorNotSupported = 801,
-    cudaErrorSystemDriverMismatch = 803,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureImplicit = 906,
@@ -147,19 +100,9 @@ typedef enum cudaError cudaError_t;
 
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem;
-    size_t sharedMemPerBlock;
     size_t sharedMemPerBlockOptin;
-    int regsPerBlock;
-    int warpSize;
-    int maxThreadsPerBlock;
-    int maxGridSize[3];
     int major, minor;
     int multiProcessorCount;
-    int integrated;
-    int canMapHostMemory;
-    int unifiedAddressing;
-    int l2CacheSize;
     int pciDomainID, pciBusID, pciDeviceID;
 };
 
@@ -183,24 +126,18 @@ enum cudaFuncCache {
 
 struct cudaFuncAttributes {
     int ptxVersion, maxDynamicSharedSizeBytes;
-    size_t sharedSizeBytes; /* static: 0, as the double does not know */
 };
 
 enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal = 0,
     cudaStreamCaptureModeThreadLocal = 1,
     cudaStreamCaptureModeRelaxed = 2,
 };
 
 enum {
     cudaHostAllocDefault = 0,
-    cudaHostAllocPortable = 1,
     cudaHostAllocMapped = 2,
-    cudaHostAllocWriteCombined = 4,
-    cudaStreamDefault = 0,
     cudaStreamNonBlocking = 1,
     cudaEventDefault = 0,
-    cudaEventBlockingSync = 1,
     cudaEventDisableTiming = 2,
 };
 
