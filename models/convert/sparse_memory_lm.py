@@ -57,7 +57,7 @@ def source_in(folder):
 # ---- tensors ------------------------------------------------------------------------------------
 
 
-def _memory_shapes(p, layer):
+def _memory_shapes(p):
     m = p.memory
     n_query = m.n_head * m.d_key
     yield "keys", (m.n_head, 2, m.n_key, m.d_key // 2)
@@ -83,7 +83,7 @@ def _shapes(p):
         shapes.update({layer + "attn_norm.weight": (d,), layer + "ffn_norm.weight": (d,),
                        layer + "attn.wqkv.weight": (3 * d, d), layer + "attn.wo.weight": (d, d)})
         if i in p.layers:
-            shapes.update((layer + "ffn." + name, shape) for name, shape in _memory_shapes(p, i))
+            shapes.update((layer + "ffn." + name, shape) for name, shape in _memory_shapes(p))
         else:
             shapes.update({layer + "ffn.w13.weight": (2 * p.d_ff, d), layer + "ffn.w2.weight": (d, p.d_ff)})
     return shapes

@@ -73,7 +73,7 @@ class Batches:
     def train(self, step):
         stride = 2 if self.has_long and step % self.LONG == self.LONG - 1 else 1
         starts = []
-        for n, i in enumerate(range(step * self.n_seq, (step + 1) * self.n_seq, stride)):
+        for i in range(step * self.n_seq, (step + 1) * self.n_seq, stride):
             epoch, place = divmod(i, self.n_train)
             if epoch != self.epoch:
                 self.epoch = epoch

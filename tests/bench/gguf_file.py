@@ -13,7 +13,6 @@ from pathlib import Path
 
 ALIGN = 32
 TYPES = {"F32": 0, "F16": 1, "BF16": 30}  # ggml's numbers
-ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 # Ours (%d: the layer) -> theirs. Each of theirs is ours laid end to end, in its type.
 WHOLE = [(["embeddings.weight"], "token_embd.weight"),

@@ -1,7 +1,6 @@
 """The openai package, unmodified: completions, streams, errors, retries."""
 
 import threading
-import time
 
 import openai
 import pytest

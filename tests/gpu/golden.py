@@ -111,7 +111,7 @@ def slot_errors(case, due, got, info):
             yield "%s, memory %s: weights off by %.2g, allowed %.2g" % (case, name, error, gd.WEIGHT)
 
 
-def sequence_errors(case, due, items, got, info):
+def sequence_errors(case, items, got, info):
     for s, item in enumerate(items):
         logprob = got["%d.logprob" % s][:-1, 0].astype(np.float64)
         want = np.array(item["logprobs_f64"])
@@ -170,7 +170,7 @@ def check_case(run, case):
     if wrong:
         run.fail("%s, overlapping kernels: bits differ: %s" % (case, ", ".join(wrong[:4])))
     due = gd.expected(case)
-    for error in [*sequence_errors(case, due, items, f32, info), *slot_errors(case, due, f32, info)]:
+    for error in [*sequence_errors(case, items, f32, info), *slot_errors(case, due, f32, info)]:
         run.fail(error)
     apart = float(np.abs(together(f32, "logprob", n) - together(cpu, "logprob", n)).max())
     if not apart <= gd.LOGPROB:

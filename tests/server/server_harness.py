@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -212,6 +211,3 @@ def error_of(answer, status, code, param=None):
     assert body["request_id"] == answer.headers["x-request-id"]
     assert "\n" not in body["error"]["message"] and body["error"]["message"]
     return body["error"]["message"]
-
-
-PROMETHEUS_LINE = re.compile(r'^[a-z_]+(\{[^}]*\})? [-+0-9.eE]+(Inf|NaN)?$')

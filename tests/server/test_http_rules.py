@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import resource
 import select
 import socket
@@ -393,11 +392,6 @@ def test_a_text_that_cannot_fit_is_not_tokenised(path, body, code):
 
 
 # Rule 4: deadlines of our own.
-
-
-def closed_within(s, seconds):
-    s.settimeout(seconds)
-    return read_to_end(s)
 
 
 def test_slow_head_is_cut_off(strict):

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 import api_doc
-from server_harness import PATIENCE, PROGRAM, ROOT, Server
+from server_harness import PATIENCE, ROOT, Server
 
 DOCUMENT = api_doc.load()
 SCHEMAS = DOCUMENT["components"]["schemas"]

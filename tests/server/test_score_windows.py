@@ -21,7 +21,7 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
+def words():
     """A server on a model of XLM that knows split text alone, and its directory."""
     build = os.path.join(ROOT, os.environ.get("B", "build"))
     subprocess.run([os.path.join(ROOT, "tests", "golden", "convert_all.sh")], check=True)
