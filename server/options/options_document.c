@@ -278,7 +278,13 @@ static void put_zsh(FILE *out, unsigned missing)
 
 static void put_fish(FILE *out, unsigned missing)
 {
-    fputs("# fish completion of pkmserve, made by `pkmserve help fish`\n", out);
+    /* _on: the command is one of these. _after: these are the words so far. */
+    fputs("# fish completion of pkmserve, made by `pkmserve help fish`\n"
+          "function __pkmserve_on\n    set -l words (commandline -opc)\n"
+          "    contains -- \"$words[2]\" $argv; or contains -- \"$words[2] $words[3]\" $argv\nend\n"
+          "function __pkmserve_after\n    set -l words (commandline -opc)\n    set -e words[1]\n"
+          "    test \"$words\" = \"$argv\"\nend\n",
+          out);
     for (int i = 0; i < option_n_command; i++) {
         const char *const name = option_commands[i].name;
         const char *const second = second_word(name);
@@ -286,31 +292,35 @@ static void put_fish(FILE *out, unsigned missing)
             continue;
         }
         if (second[0] == '\0') {
-            fprintf(out, "complete -c pkmserve -n __fish_use_subcommand -f -a %s -d '", name);
+            fprintf(out, "complete -c pkmserve -n __pkmserve_after -f -a %s -d '", name);
         } else {
             if (is_first(i)) {
-                fprintf(out, "complete -c pkmserve -n __fish_use_subcommand -f -a %.*s\n",
+                fprintf(out, "complete -c pkmserve -n __pkmserve_after -f -a %.*s\n",
                         first_word(name), name);
             }
-            fprintf(out, "complete -c pkmserve -n '__fish_seen_subcommand_from %.*s' -f -a %s -d '",
-                    first_word(name), name, second);
+            fprintf(out,
+                    "complete -c pkmserve -n '__pkmserve_after %.*s; or __pkmserve_after help "
+                    "%.*s' -f -a %s -d '",
+                    first_word(name), name, first_word(name), name, second);
         }
         put_escaped(out, option_commands[i].help, "'\\", "\\", '\0');
         fputs("'\n", out);
     }
-    fputs("complete -c pkmserve -n __fish_use_subcommand -f -a 'help version'\n", out);
+    fputs("complete -c pkmserve -n __pkmserve_after -f -a 'help version'\n"
+          "complete -c pkmserve -n '__pkmserve_after help' -f -a '",
+          out);
+    put_commands(out, NULL, missing);
+    fputs("'\n", out);
     for (int j = 0; j < option_n_row; j++) {
         const struct option_row *const row = &option_rows[j];
         const unsigned commands = row->commands & ~missing;
         if (commands == 0) {
             continue;
         }
-        fputs("complete -c pkmserve -n '__fish_seen_subcommand_from", out);
+        fputs("complete -c pkmserve -n '__pkmserve_on", out);
         for (int i = 0; i < option_n_command; i++) {
             if ((commands & option_commands[i].command) != 0) {
-                /* The second word tells commands of two apart, except from those of one. */
-                const char *const second = second_word(option_commands[i].name);
-                fprintf(out, " %s", second[0] != '\0' ? second : option_commands[i].name);
+                fprintf(out, " \"%s\"", option_commands[i].name);
             }
         }
         fprintf(out, "' -l %s", row->flag);

@@ -1,6 +1,8 @@
 """The option table: what is taken, from where, and what wrong usage gets (exit 2, one line)."""
 
+import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -51,6 +53,34 @@ def test_documents_of_the_table_know_every_option(tmp_path):
         "COMP_WORDS=(pkmserve memory rank --t); COMP_CWORD=3; _pkmserve; echo ${COMPREPLY[@]}"]))
     done = subprocess.run(["bash", "-eu", str(tmp_path / "bash")], stdout=subprocess.PIPE, check=True, text=True)
     assert done.stdout == "--text-field\ncpu cuda\nmemory\nrank\n--top\n"
+
+
+def test_fish_offers_each_command_its_own_options():
+    """`memory inspect` is another command than `inspect`."""
+    offered = [(re.findall('"([^"]*)"', commands), flag) for commands, flag in re.findall(
+        r"^complete -c pkmserve -n '__pkmserve_on ([^']*)' -l (\S+)", ok("help", "fish"), re.M)]
+    for command in COMMANDS + MEMORY:
+        flags = re.findall(r"^  --([a-z0-9-]+)", ok("help", *command.split()), re.M)
+        assert sorted(flags) == sorted(flag for commands, flag in offered if command in commands), command
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize("line, offered, others", [
+    ("", {"score", "memory", "help", "version"}, {"count"}),
+    ("help ", {"score", "memory", "version"}, {"count"}),
+    ("memory ", {"count", "inspect"}, {"score"}),
+    ("help memory ", {"count", "inspect"}, {"score"}),
+    ("memory count ", {"here"}, {"count", "score"}),  # a file
+    ("inspect --", {"--hash", "--dtype"}, {"--counts"}),
+    ("memory inspect --", {"--counts", "--json"}, {"--hash", "--dtype"}),
+    ("score --device c", {"cpu", "cuda"}, {"here"})])
+def test_fish_offers_what_can_follow(line, offered, others, tmp_path):
+    (tmp_path / "here").write_text("")
+    script = ok("help", "fish") + "complete -C 'pkmserve %s'\n" % line
+    done = subprocess.run(["fish", "--no-config", "-c", script], stdout=subprocess.PIPE, check=True, text=True,
+                          cwd=tmp_path, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+    got = {each.split("\t")[0] for each in done.stdout.splitlines()}
+    assert offered <= got and not others & got
 
 
 def test_help_of_serve_names_the_flags_of_the_contract():
