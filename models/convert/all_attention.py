@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fault import Refused, show
-from torch_file import Tensor
+from torch_file import Tensor, check_shapes
 
 RAMP = 32
 SETTABLE = ["adapt_span_ramp", "vocab_kind"]
@@ -168,14 +168,10 @@ def _arrays(file, shapes, weights):
     for name in weights:
         if name not in shapes and not name.endswith(IGNORED):
             raise Refused("tensor '%s' is not one that the others' shapes call for" % name)
+    check_shapes(weights, shapes)
     arrays, taken = {}, {}
-    for name, shape in shapes.items():
-        if name not in weights:
-            raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
+    for name in shapes:
         tensor = weights[name]
-        if tensor.size != shape:
-            raise Refused("tensor '%s': shape %s expected, got %s"
-                          % (name, show(list(shape)), show(list(tensor.size))))
         try:
             array = file.array(tensor)
         except Refused as fault:

@@ -18,7 +18,7 @@ import safetensors_file
 import text_files
 from fault import Refused, show
 from memory_layers_params import FF_MAX, VOCAB_MAX
-from torch_file import Brain, Tensor
+from torch_file import Brain, Tensor, check_shapes
 
 WEIGHTS = "consolidated.pth"
 SETTABLE = ["bos_token_id", "eos_token_id"]
@@ -146,12 +146,7 @@ def _tables(p, weights):
 
 
 def _compare(shapes, weights):
-    for name, shape in shapes.items():
-        if name not in weights:
-            raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
-        if weights[name].size != shape:
-            raise Refused("tensor '%s': shape %s expected, got %s"
-                          % (name, show(list(shape)), show(list(weights[name].size))))
+    check_shapes(weights, shapes)
     for name in weights:
         if name not in shapes:
             raise Refused("tensor '%s' is not one that params.json calls for" % name)

@@ -26,7 +26,7 @@ import sparse_memory_lm_config
 import text_files
 from fault import Refused, show
 from safetensors_file import Coded
-from torch_file import Brain, Tensor
+from torch_file import Brain, Tensor, check_shapes
 
 REST, WHOLE = "rest.pt", "model.pt"
 Q4, SCALES, BF16, META = "values_q4.bin", "scales_q4.bin", "values_bf16.bin", "meta.json"
@@ -99,12 +99,7 @@ def _check_names(weights, shapes):
             raise Refused("state_dict: tensors by name expected, got %s = %s" % (show(name), show(tensor)))
         if name not in shapes and not name.endswith(IGNORED):
             raise Refused("tensor '%s' is not one that model_config calls for" % name)
-    for name, shape in shapes.items():
-        if name not in weights:
-            raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
-        if weights[name].size != shape:
-            raise Refused("tensor '%s': shape %s expected, got %s"
-                          % (name, show(list(shape)), show(list(weights[name].size))))
+    check_shapes(weights, shapes)
 
 
 def _arrays(file, weights, shapes, copies):

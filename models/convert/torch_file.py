@@ -72,6 +72,16 @@ class Tensor:
         return "<tensor %s>" % list(self.size)
 
 
+def check_shapes(weights, shapes):
+    """Refuses weights that lack a tensor of shapes or have it in another shape."""
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
+        if weights[name].size != shape:
+            raise Refused("tensor '%s': shape %s expected, got %s"
+                          % (name, show(list(shape)), show(list(weights[name].size))))
+
+
 class Brain:
     """A tensor of bfloat16, as safetensors_file.write takes arrays: slices are widened to fp32."""
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import xlm_memory
 import xlm_params
 from fault import Refused, show
-from torch_file import Tensor
+from torch_file import Tensor, check_shapes
 
 LAYER_LINEARS = ("q_lin", "k_lin", "v_lin", "out_lin")
 POSITION_MAX = 1 << 20
@@ -88,12 +88,7 @@ def _expect(p, weights):
 
 
 def _compare(shapes, weights):
-    for name, shape in shapes.items():
-        if name not in weights:
-            raise Refused("tensor '%s' is missing (shape %s expected)" % (name, show(list(shape))))
-        if weights[name].size != shape:
-            raise Refused("tensor '%s': shape %s expected, got %s"
-                          % (name, show(list(shape)), show(list(weights[name].size))))
+    check_shapes(weights, shapes)
     for name in weights:
         counter = name.endswith(".num_batches_tracked") and \
             name[:-len("num_batches_tracked")] + "running_mean" in shapes
