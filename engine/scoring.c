@@ -138,13 +138,19 @@ static bool is_space(uint32_t c)
            c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
+/* Goes behind the next character and says whether it is white space. */
+static bool pass_space(const char *text, size_t bytes, size_t *at)
+{
+    const struct utf8_char c = utf8_next(text + *at, bytes - *at);
+    *at += (size_t)c.bytes;
+    return c.status == UTF8_CHAR && is_space(c.code);
+}
+
 size_t text_rstrip(const char *text, size_t bytes)
 {
     size_t end = 0; /* behind the last character that is not white space */
     for (size_t at = 0; at < bytes;) {
-        const struct utf8_char c = utf8_next(text + at, bytes - at);
-        at += (size_t)c.bytes;
-        end = c.status == UTF8_CHAR && is_space(c.code) ? end : at;
+        end = pass_space(text, bytes, &at) ? end : at;
     }
     return end;
 }
@@ -154,11 +160,9 @@ int64_t text_count_words(const char *text, size_t bytes)
     int64_t n_run = 0;
     bool in_run = false;
     for (size_t at = 0; at < bytes;) {
-        const struct utf8_char c = utf8_next(text + at, bytes - at);
-        const bool space = c.status == UTF8_CHAR && is_space(c.code);
+        const bool space = pass_space(text, bytes, &at);
         n_run += space && !in_run;
         in_run = space;
-        at += (size_t)c.bytes;
     }
     return 1 + n_run;
 }
@@ -168,11 +172,9 @@ int64_t text_count_pieces(const char *text, size_t bytes)
     int64_t n = 0;
     bool was_space = true;
     for (size_t at = 0; at < bytes;) {
-        const struct utf8_char c = utf8_next(text + at, bytes - at);
-        const bool space = c.status == UTF8_CHAR && is_space(c.code);
+        const bool space = pass_space(text, bytes, &at);
         n += was_space && !space;
         was_space = space;
-        at += (size_t)c.bytes;
     }
     return n;
 }
