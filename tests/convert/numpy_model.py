@@ -11,23 +11,27 @@ import struct
 import numpy as np
 
 
-def read_safetensors(path):
-    """name -> array; bf16 is widened to float32, int8 multiplied by its rows' scales."""
+def stored_tensors(path):
+    """name -> array, as the file holds it: bf16 as its bits, codes as bytes."""
     with open(path, "rb") as file:
         data = file.read()
     n, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + n])
     header.pop("__metadata__", None)
     kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8",
-             "I32": "<i4", "I8": "<i1"}
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        array = np.frombuffer(data[8 + n + begin:8 + n + end], kinds[entry["dtype"]])
-        if entry["dtype"] == "BF16":
-            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        arrays[name] = array.reshape(entry["shape"])
-    for name in [name for name, entry in header.items() if entry["dtype"] == "I8"]:
+             "I32": "<i4", "I8": "<i1", "U8": "u1"}
+    body = memoryview(data)[8 + n:]
+    return {name: np.frombuffer(body[slice(*entry["data_offsets"])], kinds[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()}
+
+
+def read_safetensors(path):
+    """name -> array; bf16 is widened to float32, int8 multiplied by its rows' scales."""
+    arrays = stored_tensors(path)
+    for name, array in arrays.items():
+        if array.dtype == np.uint16:
+            arrays[name] = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    for name in [name for name, array in arrays.items() if array.dtype == np.int8]:
         arrays[name] = arrays[name] * arrays.pop(name + ".scale")[:, None]
     return arrays
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch_writer as tw
 from convert_harness import ROOT, convert
+from numpy_model import stored_tensors
 from torch_file import TorchFile
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -31,12 +32,7 @@ def config_of(directory):
 
 
 def stored(directory):
-    data = (directory / "model.safetensors").read_bytes()
-    base = 8 + int.from_bytes(data[:8], "little")
-    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1"}
-    return {name: np.frombuffer(data[base:][slice(*e["data_offsets"])],
-                                kinds[e["dtype"]]).reshape(e["shape"])
-            for name, e in json.loads(data[8:base]).items()}
+    return stored_tensors(directory / "model.safetensors")
 
 
 def made(source, output, *args):

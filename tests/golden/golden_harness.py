@@ -36,6 +36,10 @@ def model_directory(case):
     return absolute(BUILD) / "golden" / case
 
 
+# What `--device cuda` opens: the kernels of kernels/cuda on the CPU.
+DOUBLE = {"PKMSERVE_CUDA_LIBRARY": str(absolute(BUILD) / "libpkmserve_cudahost.so")}
+
+
 def convert_all():
     """Makes the model directories that are missing or older than their source."""
     subprocess.run([str(ROOT / "tests" / "golden" / "convert_all.sh")], check=True, timeout=120)
@@ -62,8 +66,9 @@ class Server:
             raise RuntimeError("%s is missing: run make first, or set PKMSERVE" % PROGRAM)
         self.command = [str(absolute(PROGRAM)), "serve", "--model", str(model_directory(case)),
                         "--host", "127.0.0.1", "--port", "0", "--drain-delay-s", "0", *flags]
+        env = {**os.environ, **(DOUBLE if "cuda" in flags else {})}
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True,
-                                        stdout=subprocess.DEVNULL, cwd=ROOT)
+                                        stdout=subprocess.DEVNULL, cwd=ROOT, env=env)
         self.log, self.port = [], None
         self.ready = threading.Event()
         self.reader = threading.Thread(target=self.read_log, daemon=True)

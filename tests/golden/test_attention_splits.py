@@ -102,10 +102,7 @@ def write_model(directory, tensors, **config):
 
 @pytest.mark.parametrize("device", ["ref", "cpu", "cuda"])
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_split_follows_its_definition(tmp_path, monkeypatch, split, device):
-    if device == "cuda":
-        monkeypatch.setenv("PKMSERVE_CUDA_LIBRARY",
-                           str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
+def test_a_split_follows_its_definition(tmp_path, split, device):
     tensors = make_tensors(split)
     write_model(tmp_path, tensors, **({} if split == "joint" else {"attention": split}))
     ids = np.random.default_rng(3).integers(0, VOCAB, 200)

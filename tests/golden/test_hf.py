@@ -6,6 +6,7 @@ them in fp32 (tests/hf/truth.py made them; make check-hf makes others and compar
 Rerun one: /usr/bin/python3 -m pytest tests/golden/test_hf.py -k llama3-rope
 """
 
+import functools
 import json
 import os
 import shutil
@@ -35,14 +36,8 @@ def converted(source, output, *args):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """model(case): its directory, made once."""
-    made = {}
-
-    def get(case):
-        if case not in made:
-            made[case] = converted(FOLDER / case, tmp_path_factory.mktemp("hf") / case)
-        return made[case]
-
-    return get
+    folder = tmp_path_factory.mktemp("hf")
+    return functools.cache(lambda case: converted(FOLDER / case, folder / case))
 
 
 def due(case):
@@ -72,10 +67,9 @@ def read_arrays(path):
 def logits(model, ids, tmp_path, device, *flags):
     """[n, n_vocab] of all rows, by the forward that the server runs."""
     (tmp_path / "ids").write_text("0 %s\n" % " ".join(map(str, ids)))
-    env = {**os.environ, "PKMSERVE_CUDA_LIBRARY": str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so")}
     done = subprocess.run([gh.absolute(gh.BUILD) / "tests/gpu/forward", model, tmp_path / "ids",
                            tmp_path / "out", "--device", device, "--dtype", "f32", "--logits", *flags],
-                          capture_output=True, text=True, env=env, timeout=gh.START_S)
+                          capture_output=True, text=True, env={**os.environ, **gh.DOUBLE}, timeout=gh.START_S)
     assert done.returncode == 0, done.stderr
     return read_arrays(tmp_path / "out")["0.logits"]
 

@@ -6,6 +6,7 @@ tests/golden/hf-memory holds memories and what they give on top of the models of
 Rerun one: /usr/bin/python3 -m pytest tests/golden/test_hf_memory.py -k peer
 """
 
+import functools
 import json
 
 import golden_harness as gh
@@ -31,14 +32,8 @@ def convert_case(folder, output, *args):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """model(case): its directory, made once."""
-    made = {}
-
-    def get(case):
-        if case not in made:
-            made[case] = convert_case(FOLDER / case, tmp_path_factory.mktemp("hf-memory") / case)
-        return made[case]
-
-    return get
+    folder = tmp_path_factory.mktemp("hf-memory")
+    return functools.cache(lambda case: convert_case(FOLDER / case, folder / case))
 
 
 def due(case):

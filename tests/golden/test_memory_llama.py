@@ -114,10 +114,7 @@ def make_tensors(config):
 
 @pytest.mark.parametrize("device", ["ref", "cpu", "cuda"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_follows_its_definition(tmp_path, monkeypatch, case, device):
-    if device == "cuda":
-        monkeypatch.setenv("PKMSERVE_CUDA_LIBRARY",
-                           str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
+def test_a_model_follows_its_definition(tmp_path, case, device):
     config = {**BASE, **CASES[case]}
     gh.write_model(tmp_path, make_tensors(config), config)
     ids = np.random.default_rng(3).integers(0, VOCAB, CONTEXT)

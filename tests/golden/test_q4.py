@@ -67,9 +67,7 @@ def logprobs(model, device, *flags):
 
 
 @pytest.mark.parametrize("device", ["cpu", "ref", "cuda"])
-def test_four_bits_are_their_values(models, monkeypatch, device):
-    if device == "cuda":
-        monkeypatch.setenv("PKMSERVE_CUDA_LIBRARY", str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
+def test_four_bits_are_their_values(models, device):
     due, _ = logprobs(models[1], device)
     placements = ["device", "host"] if device == "cuda" else ["mmap", "host"]
     got = [logprobs(models[0], device, "--memory-placement", each)[0] for each in placements]

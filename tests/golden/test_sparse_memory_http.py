@@ -12,6 +12,9 @@ import golden_harness as gh
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(gh.ROOT / "tests" / "convert"))
+from numpy_model import stored_tensors  # noqa: E402
+
 GOLDEN = gh.ROOT / "tests" / "golden"
 CASES = ["shared-q4", "odd-scale"]
 LOGPROB, WEIGHT, LOSS = 2e-4, 2e-5, 1e-4
@@ -31,11 +34,7 @@ def served(request, tmp_path_factory):
     case, device = request.param
     model = tmp_path_factory.mktemp(case)
     convert(case, model / "model")
-    with pytest.MonkeyPatch.context() as patch:
-        if device == "cuda":
-            patch.setenv("PKMSERVE_CUDA_LIBRARY",
-                         str(gh.absolute(gh.BUILD) / "libpkmserve_cudahost.so"))
-        server = gh.Server(model / "model", "--device", device, "--dtype", "f32", "--max-seqs", "4")
+    server = gh.Server(model / "model", "--device", device, "--dtype", "f32", "--max-seqs", "4")
     due = json.loads((GOLDEN / "sparse-memory-lm" / case / "expected.json").read_text())
     yield server, due, GOLDEN / "sparse-memory-lm" / case
     server.stop()
@@ -122,20 +121,11 @@ def test_dequantised_rows_are_right_to_the_bit(tmp_path):
     due = json.loads((GOLDEN / "sparse-memory-lm" / "shared-q4" / "expected.json").read_text())["table"]
     expected = np.array(due["values"], np.float32)
     name = "memories.1_in.values.weight"
-    kept, plain = stored(tmp_path / "kept"), stored(tmp_path / "f32")
+    kept, plain = (stored_tensors(tmp_path / each / "model.safetensors") for each in ("kept", "f32"))
     rows = due["picked_rows"]
     for values in (table_of(kept, name)[rows], plain[name][rows]):
         assert np.array_equal(values.view(np.uint32) & 0x7fffffff, expected.view(np.uint32) & 0x7fffffff)
         assert np.array_equal(values, expected)  # but for the sign of zeros
-
-
-def stored(directory):
-    data = (directory / "model.safetensors").read_bytes()
-    base = 8 + int.from_bytes(data[:8], "little")
-    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1"}
-    return {name: np.frombuffer(data[base:][slice(*e["data_offsets"])],
-                                kinds[e["dtype"]]).reshape(e["shape"])
-            for name, e in json.loads(data[8:base]).items()}
 
 
 def table_of(tensors, name):
