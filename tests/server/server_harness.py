@@ -122,6 +122,15 @@ class Server:
         s.settimeout(PATIENCE)
         return s
 
+    def unread(self, path, body, room=4096):
+        """A connection whose client asks and does not read the answer, of which about room bytes reach it."""
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        s.settimeout(PATIENCE)
+        s.connect(("127.0.0.1", self.port))
+        s.sendall(head(path, json.dumps(body).encode()))
+        return s
+
     def stop(self, number=signal.SIGTERM):
         """Sends a signal and returns the exit status."""
         if self.process.poll() is None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from server_harness import FOREVER, PATIENCE, PROGRAM, UNBOUNDED, Server, error_of, eventually, head, read_answer
+from server_harness import FOREVER, PROGRAM, UNBOUNDED, Server, error_of, eventually, head, read_answer
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
@@ -142,11 +142,7 @@ def test_unread_results_keep_nobody_out(flag, body):
     """What a client has asked for and does not read is given up once others need its memory."""
     most = {"--max-request-bytes": 600000, "--memory-trace-bytes": 3 << 20}[flag]  # of one such request, not of two
     body = {"text": [TEXT * 40] * 5, **body}
-    with Server(flag, str(most), "--min-read-rate", "0") as s, socket.socket() as unread:
-        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        unread.settimeout(PATIENCE)
-        unread.connect(("127.0.0.1", s.port))
-        unread.sendall(head("/score", json.dumps(body).encode()))
+    with Server(flag, str(most), "--min-read-rate", "0") as s, s.unread("/score", body) as unread:
         unread.recv(1, socket.MSG_PEEK)
         kind = "traces" if "trace" in flag else "results"
         assert s.metric('request_memory_bytes{kind="%s"}' % kind) > most / 2

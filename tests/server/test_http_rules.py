@@ -462,16 +462,13 @@ def test_idle_connection_is_closed_in_the_end(strict):
 
 
 def test_keep_alive_time_is_not_that_of_bodies_and_answers():
-    large = json.dumps({"content": "a " * 500000, "with_pieces": True}).encode()  # an answer of 13 MB
+    large = {"content": "a " * 500000, "with_pieces": True}  # an answer of 13 MB
     with Server("--keepalive-s", "1", "--body-timeout-s", "3") as server:
         with server.connect() as s:
             s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\n{")
             status, _, body = read_answer(s)  # without a byte for longer than the keep-alive time
             assert status == 408 and json.loads(body)["error"]["code"] == "body_timeout"
-        with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-            s.connect(("127.0.0.1", server.port))
-            s.sendall(head("/tokenize", large))
+        with server.unread("/tokenize", large, 65536) as s:
             select.select([s], [], [])
             time.sleep(3)  # not a byte is read
             status, _, body = read_answer(s)
@@ -531,21 +528,11 @@ def test_stalled_uploads_cost_their_own_connections(status):
         s.counted("buffered_bytes", 0)
 
 
-def unread(s, body):
-    """A connection whose client asks for a large answer and does not read it."""
-    c = socket.socket()
-    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    c.settimeout(PATIENCE)
-    c.connect(("127.0.0.1", s.port))
-    c.sendall(head("/tokenize", json.dumps(body).encode()))
-    return c
-
-
 def all_unread(s, n):
     """n connections whose clients do not read the answers that they have got."""
     held = []
     for _ in range(n):  # one by one: a new one must not take the place of one whose head is not read yet
-        held.append(unread(s, {"inputs": "a b " * 100000}))
+        held.append(s.unread("/tokenize", {"inputs": "a b " * 100000}))
         assert held[-1].recv(1, socket.MSG_PEEK) == b"H"  # it is answered
     return held
 
@@ -562,7 +549,7 @@ def test_unread_answers_cost_their_own_connections():
     with Server("--max-buffered-bytes", str(48 << 20), "--read-window-s", "600") as s:  # slowness is another test's
         held = []
         while s.metric('requests_rejected_total{reason="buffers_full"}') == 0:
-            held.append(unread(s, large))
+            held.append(s.unread("/tokenize", large))
             held[-1].recv(1, socket.MSG_PEEK)  # it is answered
             assert s.post("/tokenize", {"prompt": "x"}).status_code == 200  # nobody else is refused
             assert s.metric("buffered_bytes") <= 48 << 20
@@ -581,11 +568,7 @@ def test_unread_answers_cost_their_own_connections():
 def test_large_answers_are_written_as_they_are_read(server, path, body):
     """In pieces out of the results: none lies in memory whole."""
     one = {name: value[:1] if isinstance(value, list) else value for name, value in body.items()}
-    with socket.socket() as c:
-        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        c.settimeout(PATIENCE)
-        c.connect(("127.0.0.1", server.port))
-        c.sendall(head(path, json.dumps(body).encode()))
+    with server.unread(path, body) as c:
         c.recv(1, socket.MSG_PEEK)
         assert server.metric("buffered_bytes") < 1 << 18
         answer = http.client.HTTPResponse(c, method="POST")
@@ -602,7 +585,7 @@ def test_large_answers_are_written_as_they_are_read(server, path, body):
 def test_who_takes_next_to_nothing_of_an_answer_is_given_up():
     large = {"inputs": "a b " * 100000}
     with Server("--min-read-rate", "1000000", "--read-window-s", "1") as s:
-        with unread(s, large):
+        with s.unread("/tokenize", large):
             s.counted('requests_rejected_total{reason="slow_reader"}')
             s.counted("buffered_bytes", 0)
         s.logged("code=slow_reader")

@@ -221,11 +221,7 @@ def test_work_past_the_shutdown_time_is_cut_with_an_error():
 
 def slow_reader(s, body):
     """A connection that asks for a large answer and has not begun to read it, though it is there."""
-    c = socket.socket()
-    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-    c.settimeout(PATIENCE)
-    c.connect(("127.0.0.1", s.port))
-    c.sendall(head("/tokenize", json.dumps(body).encode()))
+    c = s.unread("/tokenize", body, 65536)
     c.recv(1, socket.MSG_PEEK)
     return c
 
