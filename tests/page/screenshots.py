@@ -17,7 +17,7 @@ from server_harness import Server, eventually  # noqa: E402
 
 PICTURES = os.path.join(FOLDER, "pictures")
 WIDTH = 1080
-HEIGHTS = {"write": 720, "score": 840, "memory": 960, "now": 860}
+HEIGHTS = {"write": 720, "memory": 960, "now": 860}
 BYTES_MAX = 300 * 1024  # of all pictures, since they are in the repository
 SAMPLES = 31            # of the plots: a minute
 PROMPTS = ["Once upon a time", "One day, Tom", "She said that", "In the morning"]
@@ -38,12 +38,6 @@ def write(browser):
     browser.run("document.querySelectorAll('#write-text .t')[12].focus()")
 
 
-def score(browser):
-    browser.find("#score-go").click()
-    eventually(lambda: browser.all("#score-text .t"), "the text")
-    browser.run("document.querySelectorAll('#score-text .t')[10].focus()")
-
-
 def memory(browser):
     browser.find("#memory-go").click()
     eventually(lambda: browser.find("#memory-look").is_displayed(), "the slots")
@@ -54,7 +48,7 @@ def now(browser):
     eventually(lambda: browser.run("return nowSamples.length") >= SAMPLES, "a minute of figures")
 
 
-VIEWS = {"write": write, "score": score, "memory": memory, "now": now}
+VIEWS = {"write": write, "memory": memory, "now": now}
 
 
 def draw(server, browser):
