@@ -55,14 +55,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return api_end(cudaSuccess);
 }
 
-/* How many there are: that is all that is asked. */
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n_node)
-{
-    API_BEGIN;
-    *n_node = graph->nodes.size();
-    return api_end(nodes == nullptr ? cudaSuccess : cudaErrorInvalidValue);
-}
-
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     API_BEGIN;

@@ -116,12 +116,6 @@ void api_fail(cudaError_t error)
     failure = error;
 }
 
-cudaError_t cudaPeekAtLastError(void)
-{
-    const struct api lock;
-    return failure != cudaSuccess ? failure : last_error;
-}
-
 cudaError_t cudaGetLastError(void)
 {
     const struct api lock;

@@ -145,7 +145,6 @@ typedef struct cuda_host_stream *cudaStream_t;
 typedef struct cuda_host_event *cudaEvent_t;
 typedef struct cuda_host_graph *cudaGraph_t;
 typedef struct cuda_host_graph_exec *cudaGraphExec_t;
-typedef struct cuda_host_graph_node *cudaGraphNode_t;
 
 /* CUDART_VERSION is that of the toolkit whose behaviour is imitated. */
 #define CUDART_VERSION 13000
@@ -153,7 +152,6 @@ typedef struct cuda_host_graph_node *cudaGraphNode_t;
 extern "C" {
 
 cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
 
@@ -195,7 +193,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n_node);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
                                  unsigned long long flags = 0);
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
