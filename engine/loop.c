@@ -164,7 +164,7 @@ static bool admit_sequence(struct engine *engine, struct job *job, int64_t now_u
         engine->n_free--;
         engine->active[engine->n_active++] = seq;
         publish_start(&engine->publisher, job, now_us);
-        sequence_start(seq, model_info(engine->model), engine->tokenizer, now_us);
+        sequence_start(seq, model_info(engine->model), engine->tokenizer);
         if (engine->counts.n_seq > 0) {
             pkm_counts_begin(&engine->counts, model_info(engine->model),
                              (int)(seq - engine->sequence));

@@ -95,13 +95,12 @@ void sequence_assign(struct sequence *seq, struct job *job, struct item *item, i
 }
 
 void sequence_start(struct sequence *seq, const struct model_info *info,
-                    const struct tokenizer *tokenizer, int64_t now_us)
+                    const struct tokenizer *tokenizer)
 {
     const struct request *const request = seq->job->request;
     const struct item *const item = seq->item;
     seq->n_out = 0;
     seq->ending = FINISH_NONE;
-    seq->start_us = now_us;
     seq->first_us = seq->last_us = 0;
     if (request->kind == REQUEST_GENERATE) {
         sampling_begin(&seq->counts, &request->sampling, item->ids, item->n_ids, &info->ends);

@@ -42,7 +42,7 @@ struct sequence {
     enum finish ending; /* decided, but the last token is still to be fed, for the memory trace */
     struct sampling_counts counts;
     struct stop_scan stop;
-    int64_t start_us, first_us, last_us;
+    int64_t first_us, last_us;
 
     int n_planned;  /* rows of this turn that no step has had yet */
     bool has_begun; /* its next row is in a step that has begun ahead of its turn */
@@ -71,7 +71,7 @@ int64_t sequence_positions(const struct request *request, const struct item *ite
 void sequence_assign(struct sequence *seq, struct job *job, struct item *item, int64_t window);
 /* Begins it: its pages are set. */
 void sequence_start(struct sequence *seq, const struct model_info *info,
-                    const struct tokenizer *tokenizer, int64_t now_us);
+                    const struct tokenizer *tokenizer);
 
 /* The token at a position that it has fed or could feed. */
 int32_t sequence_token(const struct sequence *seq, int64_t position);

@@ -7,17 +7,17 @@
 
 /* Q4: an element is a byte that holds the codes of two columns of a table of value rows, see
  * q4_code. Such a tensor has half as many columns as the table. */
-enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_Q4, DTYPE_I32, DTYPE_I64, DTYPE_N };
+enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_Q4, DTYPE_I32, DTYPE_N };
 
 static inline size_t dtype_bytes(enum dtype dtype)
 {
-    static const unsigned char bytes[DTYPE_N] = {4, 2, 2, 1, 1, 4, 8};
+    static const unsigned char bytes[DTYPE_N] = {4, 2, 2, 1, 1, 4};
     return bytes[dtype];
 }
 
 static inline const char *dtype_name(enum dtype dtype)
 {
-    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "int8", "q4", "i32", "i64"};
+    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "int8", "q4", "i32"};
     return names[dtype];
 }
 

@@ -45,7 +45,7 @@ enum err_code overlay_image_plan(struct overlay_image *image, const struct overl
     for (int i = 0; i < overlay->n_memory && code == ERR_OK; i++) {
         const struct overlay_memory *const from = &overlay->memory[i];
         struct overlay_image_memory *const to = &image->memory[i];
-        *to = (struct overlay_image_memory){.memory = from->memory, .n = from->n, .n_bit = 1};
+        *to = (struct overlay_image_memory){.memory = from->memory, .n_bit = 1};
         while ((INT64_C(1) << to->n_bit) <
                2 * from->n) { /* n is below 2^29: its rows are in memory */
             to->n_bit++;

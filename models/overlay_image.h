@@ -28,7 +28,6 @@ struct overlay_image {
     int n_memory;
     struct overlay_image_memory {
         int memory; /* in model_info.memory */
-        int64_t n;
         int n_bit;
         size_t place;
         struct overlay_image_rows values, experts; /* experts.dtype DTYPE_N: there are none */

@@ -30,7 +30,6 @@ enum {
     K_TOP = 32,
     N_SLOT = N_KEY * N_KEY,
     ROWS_MAX = 256,
-    WEIGHTS_MAX = 4 * N_LAYER,
     ROUNDS_MAX = 99,
     STREAM_ROWS_MAX = 16,
 };

@@ -17,7 +17,7 @@ struct stand_in {
 };
 
 struct check_redirect {
-    int n_row, cols;
+    int cols;
     bool experts;
     struct stand_in entry[N_ENTRY]; /* ascending by memory */
     int *list;                      /* [n_row] bit e: the row has entry e */
@@ -62,7 +62,7 @@ struct check_redirect *check_redirect_new(struct check *c, int n_row, int n_slot
 {
     struct check_redirect *const k = check_host(c, 1, sizeof *k);
     const bool is_host = c->side[SIDE_ONE]->is_host;
-    *k = (struct check_redirect){.n_row = n_row, .cols = cols, .experts = experts};
+    *k = (struct check_redirect){.cols = cols, .experts = experts};
     for (int e = 0; e < N_ENTRY; e++) {
         struct stand_in *const entry = &k->entry[e];
         entry->memory = e == 0 ? MEMORY - 1 : e == N_ENTRY - 1 ? MEMORY + 1 : MEMORY;

@@ -24,7 +24,6 @@ struct shape {
 
 /* A case on the backend and what it is made of. */
 struct product {
-    struct shape shape;
     struct tensor host_w, host_x, host_bias; /* Owner */
     struct tensor x, y, bias;                /* Owner: of the buffers that hold them */
     void *buffer[3];
@@ -60,7 +59,7 @@ static inline struct tensor view_new(struct backend *be, void **buffer, int rows
 static inline void product_open(struct product *p, struct backend *be, struct shape shape,
                                 enum dtype dtype)
 {
-    *p = (struct product){.shape = shape};
+    *p = (struct product){0};
     p->host_w = random_tensor(shape.n_out, shape.n_in, 1 / sqrtf((float)shape.n_in));
     p->host_x = random_tensor(shape.n_tok, shape.n_in, 1);
     p->host_bias = random_tensor(1, shape.n_out, 1);

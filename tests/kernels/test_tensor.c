@@ -123,8 +123,8 @@ static void test_f16_saturates(void **state)
 static void test_dtypes_have_sizes_and_names(void **state)
 {
     (void)state;
-    static const size_t bytes[DTYPE_N] = {4, 2, 2, 1, 1, 4, 8};
-    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "int8", "q4", "i32", "i64"};
+    static const size_t bytes[DTYPE_N] = {4, 2, 2, 1, 1, 4};
+    static const char *const names[DTYPE_N] = {"f32", "f16", "bf16", "int8", "q4", "i32"};
     for (int d = 0; d < DTYPE_N; d++) {
         assert_int_equal(dtype_bytes((enum dtype)d), bytes[d]);
         assert_string_equal(dtype_name((enum dtype)d), names[d]);

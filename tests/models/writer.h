@@ -175,7 +175,7 @@ static inline void writer_int8(struct writer *w, int index)
 static inline void writer_save(const struct writer *w, int first, int last, const char *dir,
                                const char *name)
 {
-    static const char *const dtypes[DTYPE_N] = {"F32", "F16", "BF16", "I8", "U8", "I32", "I64"};
+    static const char *const dtypes[DTYPE_N] = {"F32", "F16", "BF16", "I8", "U8", "I32"};
     static char header[1 << 16];
     size_t used = (size_t)snprintf(header, sizeof header, "{\"__metadata__\":{\"format\":\"pt\"}");
     size_t offset = 0;

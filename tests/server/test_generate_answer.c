@@ -16,7 +16,6 @@
 enum {
     N_VOCAB = 4096,
     N_PROMPT = 3000, /* tokens; each of their lists is longer than a piece of a stream */
-    N_OUT = 600,
     ENOUGH = 2000,
     ABOVE = 4500,            /* a step of a prompt's text, or a token and what follows its list */
     STREAM_PIECE = 64 * 1024 /* see sse.c */
