@@ -49,13 +49,22 @@ enum err_code overlays_open(struct overlays **overlays, struct backend *be,
     return ERR_OK;
 }
 
+/* NULL is fine. */
+static void leave_and_unref(struct overlay_version *version)
+{
+    if (version != NULL) {
+        overlays_leave(version);
+        overlays_unref(version);
+    }
+}
+
 void overlays_close(struct overlays *overlays)
 {
     if (overlays == NULL) {
         return;
     }
     for (int i = 0; i < OVERLAYS_MAX; i++) {
-        overlays_leave_and_unref(overlays->name[i].newest);
+        leave_and_unref(overlays->name[i].newest);
         overlays->name[i].newest = NULL;
     }
     tensors_close(overlays->tensors);
@@ -98,14 +107,6 @@ void overlays_unref(struct overlay_version *version)
         struct overlays *const store = version->store;
         free_version(version);
         unref_store(store);
-    }
-}
-
-void overlays_leave_and_unref(struct overlay_version *version)
-{
-    if (version != NULL) {
-        overlays_leave(version);
-        overlays_unref(version);
     }
 }
 
@@ -185,7 +186,7 @@ static bool publish(struct overlays *overlays, struct overlay_version *version,
         overlays_tell_newest(name, info);
     }
     pthread_mutex_unlock(&overlays->lock);
-    overlays_leave_and_unref(before);
+    leave_and_unref(before);
     return name != NULL;
 }
 
@@ -379,7 +380,7 @@ static enum err_code put_checked(struct overlays *overlays, const char *name,
                        OVERLAYS_MAX);
     }
     if (code != ERR_OK) {
-        overlays_leave_and_unref(version);
+        leave_and_unref(version);
     }
     return code;
 }
@@ -423,6 +424,6 @@ bool overlays_delete(struct overlays *overlays, const char *name)
         entry->newest = NULL;
     }
     pthread_mutex_unlock(&overlays->lock);
-    overlays_leave_and_unref(newest);
+    leave_and_unref(newest);
     return entry != NULL;
 }

@@ -77,8 +77,6 @@ bool overlays_is_name(const char *name);
  * thread that others wait for. */
 enum err_code overlays_put(struct overlays *overlays, const char *name, const void *file,
                            size_t bytes, struct overlay_info *info, struct err *err);
-/* Puts each file NAME.safetensors of dir; ERR_IO. Errors name the file. */
-enum err_code overlays_read_dir(struct overlays *overlays, const char *dir, struct err *err);
 /* Puts a file under the name that its own name begins with; *name becomes that name. */
 enum err_code overlays_read_file(struct overlays *overlays, const char *path,
                                  char name[OVERLAY_NAME_MAX], struct err *err);
@@ -106,8 +104,9 @@ void overlays_tell(const struct request_overlays *taken, int i, struct overlay_i
 
 /* ---- engine only ---- */
 
-/* Calls overlays_open and overlays_read_dir if bytes are given and the model has memories;
- * otherwise *overlays stays as it is. dir NULL: no directory. */
+/* Calls overlays_open if bytes are given and the model has memories, and puts each file
+ * NAME.safetensors of dir; otherwise *overlays stays as it is. dir NULL: no directory. Errors name
+ * the file. */
 enum err_code overlays_reserve(struct overlays **overlays, struct backend *be,
                                const struct model_info *info, const char *model_dir, int64_t bytes,
                                const char *dir, struct err *err);

@@ -91,7 +91,8 @@ enum err_code overlays_read_file(struct overlays *overlays, const char *path,
     return put_file(overlays, path, name, err);
 }
 
-enum err_code overlays_read_dir(struct overlays *overlays, const char *dir, struct err *err)
+/* Puts each file NAME.safetensors of dir. */
+static enum err_code read_dir(struct overlays *overlays, const char *dir, struct err *err)
 {
     struct dirent **entry = NULL;
     const int n = scandir(dir, &entry, NULL, alphasort);
@@ -132,5 +133,5 @@ enum err_code overlays_reserve(struct overlays **overlays, struct backend *be,
                                      dir);
     }
     const enum err_code code = overlays_open(overlays, be, info, model_dir, bytes, err);
-    return code == ERR_OK && dir != NULL ? overlays_read_dir(*overlays, dir, err) : code;
+    return code == ERR_OK && dir != NULL ? read_dir(*overlays, dir, err) : code;
 }

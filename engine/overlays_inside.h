@@ -69,8 +69,6 @@ struct overlays {
 void overlays_leave(struct overlay_version *version);
 /* Drops the reference of who has left. */
 void overlays_unref(struct overlay_version *version);
-/* Both. NULL is fine. */
-void overlays_leave_and_unref(struct overlay_version *version);
 /* The entry of a name that has a version, or NULL. Under the lock. */
 struct overlay_name *overlays_find_name(struct overlays *overlays, const char *name);
 /* Copies the description of the newest version. Under the lock. */

@@ -28,7 +28,8 @@ static size_t page_bytes(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-size_t request_memory_rounded(size_t bytes)
+/* What a block of bytes takes of the arena. */
+static size_t rounded(size_t bytes)
 {
     const size_t page = page_bytes();
     return (bytes + page - 1) / page * page;
@@ -44,7 +45,7 @@ enum err_code request_memory_open(struct request_memory **memory, int64_t arrays
     }
     new->arrays_max = arrays_max;
     if (arena_bytes > 0) {
-        new->arena_bytes = request_memory_rounded(arena_bytes);
+        new->arena_bytes = rounded(arena_bytes);
         /* Untouched pages cost nothing. */
         void *const arena = mmap(NULL, new->arena_bytes, PROT_READ | PROT_WRITE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -134,7 +135,7 @@ int64_t request_memory_arrays_max(const struct request_memory *memory)
 void *request_memory_take(struct request_memory *memory, struct memory_block *block, size_t bytes)
 {
     CHECK(block->bytes == 0 && bytes > 0);
-    const size_t wanted = request_memory_rounded(bytes);
+    const size_t wanted = rounded(bytes);
     void *taken = NULL;
     CHECK(pthread_mutex_lock(&memory->mutex) == 0);
     size_t at = 0;

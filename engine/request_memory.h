@@ -46,8 +46,6 @@ int64_t request_memory_arrays_max(const struct request_memory *memory);
 void *request_memory_take(struct request_memory *memory, struct memory_block *block, size_t bytes);
 /* Does nothing for a block that was not taken. */
 void request_memory_give(struct request_memory *memory, struct memory_block *block);
-/* What a block of bytes takes of the arena. */
-size_t request_memory_rounded(size_t bytes);
 size_t request_memory_arena_bytes(const struct request_memory *memory);
 size_t request_memory_arena_used(struct request_memory *memory);
 

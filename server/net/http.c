@@ -432,7 +432,8 @@ void http_drain(struct http *http)
     atomic_store(&http->draining, true);
 }
 
-void http_refuse_connections(struct http *http)
+/* Accepts no more connections: the port is closed. */
+static void refuse_connections(struct http *http)
 {
     pthread_mutex_lock(&http->listen_mutex);
     if (!http->refuses) {
@@ -466,7 +467,7 @@ int http_stop(struct http *http, int64_t deadline_us)
         return 0;
     }
     if (http->daemon != NULL) {
-        http_refuse_connections(http);
+        refuse_connections(http);
         if (deadline_us > 0) {
             http_refuse_unread(http);
         }

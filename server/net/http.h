@@ -56,8 +56,6 @@ int http_n_unread(const struct http *http);
 
 /* From now on every answer carries Connection: close. */
 void http_drain(struct http *http);
-/* Accepts no more connections: the port is closed. */
-void http_refuse_connections(struct http *http);
 /* Gives exchanges under way until deadline_us, hangs up on the rest, ends the threads, frees all.
  * No one may submit work any more, and the engine must have ended. Returns the number of answers
  * without an error that were cut. NULL is fine. */

@@ -99,6 +99,16 @@ static void gated_memory(struct plan *plan, const struct plan_shape *shape, int 
     linear(plan, shape, prefix, "value_proj", d, d);
 }
 
+static bool has_memory(const struct plan_shape *shape, int layer)
+{
+    for (int m = 0; m < shape->n_memory; m++) {
+        if (shape->memory_layer[m] == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void llama_plan(struct plan *plan, const struct plan_shape *shape)
 {
     const int64_t d = shape->width;
@@ -120,7 +130,7 @@ static void llama_plan(struct plan *plan, const struct plan_shape *shape)
         }
         vector(plan, prefix, "attention_norm.weight", d, 0.1, 1);
         vector(plan, prefix, "ffn_norm.weight", d, 0.1, 1);
-        if (plan_has_memory(shape, i)) {
+        if (has_memory(shape, i)) {
             gated_memory(plan, shape, i);
             continue;
         }
@@ -153,7 +163,7 @@ bool plan_new(struct plan *plan, const struct plan_shape *shape)
         }
         snprintf(prefix, sizeof prefix, "layer_norm1.%d.", i);
         norm(plan, shape, prefix);
-        if (!plan_has_memory(shape, i)) {
+        if (!has_memory(shape, i)) {
             snprintf(prefix, sizeof prefix, "ffns.%d.", i);
             linear(plan, shape, prefix, "lin1", shape->ff, d);
             linear(plan, shape, prefix, "lin2", d, shape->ff);
@@ -191,16 +201,6 @@ enum dtype plan_cache(const struct plan_shape *shape)
 {
     const bool is_odd = shape->width / shape->heads % 2 != 0;
     return shape->dtype == DTYPE_F32 || is_odd ? DTYPE_F32 : DTYPE_BF16;
-}
-
-bool plan_has_memory(const struct plan_shape *shape, int layer)
-{
-    for (int m = 0; m < shape->n_memory; m++) {
-        if (shape->memory_layer[m] == layer) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* "-1", or layers in ascending order: "3,7,11". */

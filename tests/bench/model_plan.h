@@ -52,7 +52,6 @@ int64_t plan_elems(const struct plan_entry *entry);
 int64_t plan_slots(const struct plan_shape *shape);
 /* What keys and values are held in unless an option says otherwise (models/model.h). */
 enum dtype plan_cache(const struct plan_shape *shape);
-bool plan_has_memory(const struct plan_shape *shape, int layer);
 
 /* Sets what a flag names (--layers, --width, --heads, --ff, --vocab, --positions, --memory-layer -1
  * (none) or 3,7,11, --memory-heads, --k, --keys, --key-width, --kind product|flat, --dtype
