@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cli_harness import MODEL, PROGRAM, fails, ok
+from cli_harness import LIMIT_S, MODEL, PROGRAM, fails, ok
 
 BYTE_BPE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "byte-bpe", "gpt2")
 
@@ -132,7 +132,7 @@ def test_a_pipe_of_keys_that_nobody_writes_is_not_waited_for(tmp_path):
     assert "no key in it" in line
     command = "exec %s serve --model %s --port 0 --check on --api-key-file <(sleep 1; echo secret)" % (PROGRAM, MODEL)
     begun = time.monotonic()
-    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
     assert json.loads(done.stdout)["model"] and time.monotonic() - begun >= 1
 
 

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cli_harness import PROGRAM, ROOT, fails, ok, run
+from cli_harness import LIMIT_S, PROGRAM, ROOT, fails, ok, run
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
                                 "server"))
@@ -122,7 +122,7 @@ def test_at_a_terminal_it_says_that_it_reads_from_there(arguments, typed, due):
                                stderr=subprocess.PIPE, text=True)
     os.close(terminal)
     os.write(controller, typed.encode() + b"\n\x04")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LIMIT_S)
     os.close(controller)
     assert err.startswith("pkmserve: reading the terminal; end the text with control-D\n"), err
     assert process.returncode == 0 and "standard input" not in err and due in out, out + err
@@ -190,7 +190,7 @@ def test_make_serve_offers_a_command_once_its_own_server_is_ready():
         assert line != "" or process.poll() is None
     assert "http://127.0.0.1:%d/generate" % port in line
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0 and "event=draining" in err, err
     assert "a second signal ends the process at once" in err, err
 
@@ -200,7 +200,7 @@ def test_make_serve_on_a_busy_port_offers_nothing():
     stranger = HTTPServer(("127.0.0.1", 0), Healthy)
     threading.Thread(target=stranger.serve_forever, daemon=True).start()
     process = serve_script(stranger.server_port)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LIMIT_S)
     stranger.shutdown()
     stranger.server_close()
     assert process.returncode == 1 and "Address already in use" in err, err
