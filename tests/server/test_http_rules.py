@@ -375,9 +375,10 @@ def test_the_time_of_a_long_body_is_read_as_that_of_a_short_one():
 def test_the_time_of_a_request_runs_from_its_head_on(server):
     body = json.dumps({"prompt": "A", "max_tokens": 1, "timeout_ms": 500}).encode()
     with server.connect() as c:
-        c.sendall(head("/generate", body)[:-1])
+        c.sendall(head("/generate", body, extra="Expect: 100-continue\r\n")[:-len(body)])
+        assert c.recv(100).startswith(b"HTTP/1.1 100 ")  # the head has been read
         time.sleep(0.7)
-        c.sendall(body[-1:])
+        c.sendall(body)
         status, _, answer = read_answer(c)
         assert status == 504 and json.loads(answer)["error"]["code"] == "queue_timeout"
 
