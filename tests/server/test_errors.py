@@ -12,7 +12,7 @@ import numpy
 import pytest
 import requests
 
-from server_harness import DEMO, PATIENCE, PROGRAM, ROOT, Server, error_of, eventually, head
+from server_harness import DEMO, FOREVER, PATIENCE, PROGRAM, ROOT, UNBOUNDED, Server, error_of, eventually, head
 
 TEXT = open(os.path.join(ROOT, "server", "API.md")).read()
 # | 400 `code` | `/path` `body` | message |
@@ -126,14 +126,12 @@ def test_the_longest_request_id_comes_back_and_a_longer_one_does_not(server):
 
 
 def test_full_queue_of_tokens_is_429():
-    long = {"prompt": "A", "max_tokens": 300, "ignore_eos": True}
-    with Server("--max-seqs", "1", "--max-queue-tokens", "400") as s:
+    with Server("--max-seqs", "1", "--max-queue-tokens", "500000", model=UNBOUNDED) as s:
         held = [s.connect() for _ in range(2)]
         for number, metric in enumerate(("num_requests_running", "num_requests_waiting")):
-            held[number].sendall(head("/generate", json.dumps(long).encode()))
+            held[number].sendall(head("/generate", json.dumps(FOREVER).encode()))
             eventually(lambda: s.metric(metric) == 1, metric)
-        assert "--max-queue-tokens" in error_of(s.post("/generate", long), 429,
-                                                "queue_tokens_full")
+        assert "--max-queue-tokens" in error_of(s.post("/generate", FOREVER), 429, "queue_tokens_full")
         for connection in held:
             connection.close()
 

@@ -11,7 +11,8 @@ import subprocess
 import pytest
 import requests
 
-from server_harness import DEMO, PATIENCE, PROGRAM, Server, error_of, eventually, free_port, head, read_answer
+from server_harness import (DEMO, FOREVER, PATIENCE, PROGRAM, UNBOUNDED, Server, error_of, eventually, free_port,
+                            head, read_answer)
 
 LONGEST = "k" * 256
 KEYS = "# ours\nalpha-key\n\n  beta-key  \r\n" + LONGEST
@@ -173,8 +174,8 @@ def test_hangup_signal_reads_the_keys_again_and_keeps_them_if_it_cannot(tmp_path
 
 
 def test_one_client_may_not_take_all(key_file):
-    busy = {"prompt": "A", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with Server("--api-key-file", str(key_file), "--max-client-requests", "1") as server:
+    busy = {**FOREVER, "stream": True}
+    with Server("--api-key-file", str(key_file), "--max-client-requests", "1", model=UNBOUNDED) as server:
         def post(key, body, **kw):
             return requests.post(server.url + "/generate", json=body, headers=bearer(key),
                                  timeout=PATIENCE, **kw)
