@@ -95,10 +95,10 @@ class Server:
     def get(self, path, **kw):
         return self.session.get(self.url + path, timeout=PATIENCE, **kw)
 
-    def post(self, path, body, **kw):
+    def post(self, path, body, timeout=PATIENCE, **kw):
         data = body if isinstance(body, (bytes, str)) else json.dumps(body)
         data = data.encode() if isinstance(data, str) else data
-        return requests.post(self.url + path, data=data, timeout=PATIENCE, **kw)
+        return requests.post(self.url + path, data=data, timeout=timeout, **kw)
 
     def ok(self, path, body):
         answer = self.post(path, body)
