@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ PATIENCE = 120  # seconds before a test gives up: a sanitizer build on a busy ma
 
 
 def eventually(check, what, patience=PATIENCE):
-    """Waits until check() is true; the only way in which these tests wait."""
+    """Waits until check() is true."""
     end = time.monotonic() + patience
     while True:
         value = check()
@@ -31,6 +32,12 @@ def eventually(check, what, patience=PATIENCE):
             return value
         assert time.monotonic() < end, "never happened: " + what
         time.sleep(0.01)
+
+
+def in_time(attempt, what):
+    """Tries until attempt() is true. It is false where this process was too slow to see in time what it looks for: the
+    server had ended by then what should have gone on."""
+    assert any(attempt() for _ in range(10)), "never seen: " + what
 
 
 class Server:
@@ -159,6 +166,11 @@ def head(path, body, method="POST", extra=""):
     """The bytes of a request."""
     return ("%s %s HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n%s\r\n"
             % (method, path, len(body), extra)).encode() + body
+
+
+def is_answered(s):
+    """Whether something has come that was not read, or the end."""
+    return bool(select.select([s], [], [], 0)[0])
 
 
 def read_answer(s):

@@ -1,5 +1,6 @@
 """Loading, overload, draining, ending; and what goes wrong at the start."""
 
+import contextlib
 import fcntl
 import http.client
 import json
@@ -18,7 +19,7 @@ import pytest
 import requests
 
 from server_harness import (DEMO, FOREVER, PATIENCE, PROGRAM, UNBOUNDED, Server, error_of, eventually,
-                            events, head, read_answer, read_to_end)
+                            events, head, in_time, read_answer, read_to_end)
 
 SHORT = {"prompt": "It was", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 SECONDS = {**FOREVER, "max_tokens": 8000}
@@ -187,23 +188,26 @@ def test_after_the_delay_new_work_is_refused_and_old_work_goes_on():
 def test_an_idle_server_too_refuses_before_its_port_closes():
     """For load balancers that do not ask for health: a 503 can be sent elsewhere, a closed connection
     cannot."""
-    with Server("--drain-delay-s", "1") as s:
-        s.process.send_signal(signal.SIGTERM)
-        seen = []
+    def is_refused():
+        with Server("--drain-delay-s", "1") as s:
+            s.process.send_signal(signal.SIGTERM)
+            seen = []
 
-        def refused():
-            try:
-                seen.append(s.post("/generate", {**SHORT, "max_tokens": 1}))
-            except requests.ConnectionError:
-                return True
-            return False
+            def closed():
+                try:
+                    seen.append(s.post("/generate", {**SHORT, "max_tokens": 1}))
+                except requests.ConnectionError:
+                    return True
+                return False
 
-        eventually(refused, "the port closes")
-        late = [a for a in seen if a.status_code != 200]
-        assert late, "expected answers 503 before the end, got %s" % seen
-        for a in late:
-            error_of(a, 503, "shutting_down")
-        assert s.process.wait(PATIENCE) == 0
+            eventually(closed, "the port closes")
+            late = [a for a in seen if a.status_code != 200]
+            for a in late:
+                error_of(a, 503, "shutting_down")
+            assert s.process.wait(PATIENCE) == 0
+            return late
+
+    in_time(is_refused, "an answer 503 before the end")
 
 
 def test_work_past_the_shutdown_time_is_cut_with_an_error():
@@ -344,19 +348,29 @@ def overwrite(path):
 def test_a_mapped_file_that_changes_makes_the_server_unready(tmp_path, damage):
     """By a read past its end, or when the files are looked at: one line names the file, and no answer is made of what
     was read. The server drains, and ends."""
-    model = shutil.copytree(DEMO, tmp_path / "model")
+    model = tmp_path / "model"
     weights = model / "model.safetensors"
     body = {"prompt": ["a b"] * 16, "max_tokens": 500, "ignore_eos": True}  # longer than until the files are looked at
-    with Server("--drain-delay-s", "3", model=str(model)) as s:
-        damage(weights)
-        answer = s.post("/generate", body)
-        assert answer.status_code in (500, 503) and answer.json()["error"]["code"] in ("internal_error", "engine_failed")
-        ready = s.get("/health/ready")
-        assert ready.status_code == 503 and ready.json()["status"] == "failed"
-        error_of(s.post("/generate", body), 503, "engine_failed")
-        assert s.process.wait(PATIENCE) == 1
-        failed = [line for line in s.read_log().splitlines() if "event=engine_failed" in line]
-        assert len(failed) == 1 and str(weights) in failed[0]
+
+    def is_unready():
+        shutil.copytree(DEMO, model, dirs_exist_ok=True)
+        with Server("--drain-delay-s", "3", model=str(model)) as s:
+            was_unready = False
+            damage(weights)
+            with contextlib.suppress(requests.ConnectionError):
+                answer = s.post("/generate", body)
+                assert answer.status_code in (500, 503)
+                assert answer.json()["error"]["code"] in ("internal_error", "engine_failed")
+                ready, refused = s.get("/health/ready"), s.post("/generate", body)
+                assert ready.status_code == 503 and ready.json()["status"] == "failed"
+                error_of(refused, 503, "engine_failed")
+                was_unready = True
+            assert s.process.wait(PATIENCE) == 1
+            failed = [line for line in s.read_log().splitlines() if "event=engine_failed" in line]
+            assert len(failed) == 1 and str(weights) in failed[0]
+            return was_unready
+
+    in_time(is_unready, "a server that has failed and not yet ended")
 
 
 # ---- what goes wrong at the start: one line, exit 1 --------------------------------------------

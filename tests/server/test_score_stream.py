@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from server_harness import PATIENCE, Server, error_of, eventually, events, head, read_to_end
+from server_harness import PATIENCE, Server, error_of, eventually, events, head, in_time, read_to_end
 
 LONG = "In the morning the sun rose over the quiet hills, and the river ran on. " * 60
 SHORT = LONG[:400]  # still several windows of 64
@@ -77,17 +77,21 @@ def test_errors_before_the_first_line_keep_their_status(server):
 def test_events_have_pings_and_ndjson_has_none():
     with Server("--ping-s", "0.01", "--prefix-cache", "off", "--max-seqs", "1") as s:
         body = {"text": [LONG] * 8, "max_context": 128, "stream": True}
-        with s.post("/score", body, headers=SSE, stream=True) as answer:
-            lines = answer.iter_lines()
-            first = next(lines)
-            # There is room for one sequence, and a generation has it for longer than the quarter of
-            # a second after which deadlines are looked at.
-            s.ok("/generate", {"prompt": "a", "max_tokens": 500, "ignore_eos": True})
-            text = "\n".join(line.decode() for line in [first, *lines]) + "\n"
-        assert ": ping\n\n" in text and not text.startswith(":")
         silent = s.post("/score", body).text.splitlines()
         assert len(silent) > 2 and all(json.loads(line) for line in silent)
-        assert len(events(text)) == len(silent)
+
+        def has_pings():
+            with s.post("/score", body, headers=SSE, stream=True) as answer:
+                lines = answer.iter_lines()
+                first = next(lines)
+                # There is room for one sequence, and a generation has it for longer than the quarter of
+                # a second after which deadlines are looked at.
+                s.ok("/generate", {"prompt": "a", "max_tokens": 500, "ignore_eos": True})
+                text = "\n".join(line.decode() for line in [first, *lines]) + "\n"
+            assert not text.startswith(":") and len(events(text)) == len(silent)
+            return ": ping\n\n" in text
+
+        in_time(has_pings, "a ping while a generation has the only place")
 
 
 BIG = json.dumps({"text": [LONG] * 200, "stride": 8, "max_context": 256,
