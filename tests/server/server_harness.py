@@ -53,10 +53,15 @@ class Server:
             stderr=open(self.log.name, "w") if stderr is None else stderr,
             env={**os.environ, **(env or {})})
         self.session = requests.Session()
-        self.port = self.find_port()
-        self.url = "http://127.0.0.1:%d" % self.port
-        if wait:
-            self.wait_ready()
+        try:
+            self.port = self.find_port()
+            self.url = "http://127.0.0.1:%d" % self.port
+            if wait:
+                self.wait_ready()
+        except BaseException:  # there is no with statement yet that would end it
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def find_port(self, other_than=0):
         """The kernel's table tells the port before the ready line does."""
