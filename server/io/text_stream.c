@@ -143,8 +143,10 @@ void text_stream_flush(struct text_stream *gen, struct text *out)
         return;
     }
     text_stream_give(gen, gen->held.n, out);
-    const size_t n = detok_end(&gen->detok, gen->buffer, gen->buffer_max);
-    gen->n_char += text_count_chars(gen->buffer, n);
+    /* Not in buffer: the event that ends a choice tells the last token's characters as well. */
+    char wrong[3 * sizeof gen->detok.held];
+    const size_t n = detok_end(&gen->detok, wrong, sizeof wrong);
+    gen->n_char += text_count_chars(wrong, n);
     gen->n_out_byte += (int64_t)n;
-    text_add(out, gen->buffer, n);
+    text_add(out, wrong, n);
 }

@@ -112,6 +112,25 @@ def test_a_stream_is_the_text_of_its_ids(case):
     assert n_cut > 20  # characters were cut, or the test shows nothing
 
 
+def test_a_last_token_that_begins_a_character_is_told_by_what_it_completed(case):
+    server, due = case
+    of = byte_strings(due["folder"] + "/tokenizer.json")
+    begun = []  # tokens of whole characters and the beginning of one more
+    for i, spelled in of.items():
+        known = spelled.decode("utf-8", "ignore")
+        if known and spelled != known.encode() and spelled.startswith(known.encode()):
+            begun.append((i, known))
+    assert begun
+    for i, known in begun[:4]:
+        body = {"inputs": "The", "parameters": {"max_new_tokens": 1, "allowed_token_ids": [i],
+                                                "details": True}}
+        whole = server.post("/generate", body)
+        stream = server.session.post(server.url + "/generate_stream", json=body, timeout=gh.START_S)
+        event = json.loads(stream.content.decode("utf-8").strip()[len("data: "):])
+        assert whole["details"]["tokens"][0]["text"] == known and event["token"]["text"] == known
+        assert event["generated_text"] == whole["generated_text"] == known + "\ufffd"
+
+
 def test_a_text_is_scored_as_its_ids(case):
     server, due = case
     for number in (2, 30, 100):
