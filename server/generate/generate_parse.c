@@ -52,19 +52,19 @@ static int read_max_tokens(struct fields *fields, const char **used)
 {
     static const char *const names[] = {"max_tokens", "max_new_tokens", "n_predict"};
     int max_tokens = -1;
-    *used = names[0];
+    *used = NULL;
     for (int i = 0; i < 3; i++) {
-        int given = -1;
-        fields_int(fields, names[i], NULL, 0, INT32_MAX, &given);
-        if (given >= 0 && max_tokens >= 0) {
+        if (!fields_has(fields, names[i])) {
+            continue;
+        }
+        if (*used != NULL) {
             (void)api_error_set(fields->error, 400, "conflicting_fields", names[i],
                                 "%s and %s mean the same: give one of them", *used, names[i]);
         }
-        if (given >= 0) {
-            max_tokens = given;
-            *used = names[i];
-        }
+        *used = names[i];
     }
+    *used = *used != NULL ? *used : names[0]; /* an option may stand for it */
+    fields_int(fields, *used, NULL, 0, INT32_MAX, &max_tokens);
     return max_tokens;
 }
 

@@ -71,6 +71,14 @@ def test_options_hold_where_a_line_says_nothing(folder):
     assert first["id"] == "standard input:1"
 
 
+@pytest.mark.parametrize("name", ["max_new_tokens", "n_predict"])
+def test_a_line_may_have_an_option_s_field_by_another_name(name):
+    line = json.dumps({"prompt": "It was", name: 2, "ignore_eos": True})
+    for options in ([], ["--max-tokens", "3"]):
+        out = json.loads(ok("generate", "--jsonl", *options, stdin=line + "\n"))
+        assert len(out["choices"][0]["token_ids"]) == 2
+
+
 def test_a_seed_of_64_bits_holds_for_lines_too():
     lines = '{"prompt": "It was"}\n{"prompt": "It was", "seed": 18446744073709551614}\n'
     out = ok("generate", "--jsonl", "--max-tokens", "1", "--seed", 2**64 - 1, stdin=lines).splitlines()
