@@ -52,7 +52,9 @@ static void put_given(struct text *body, const char *name, double value)
 
 static void put_sampling(struct text *body, const struct options *options)
 {
-    json_field_int(body, "max_tokens", options->max_tokens);
+    if (options->max_tokens != OPTION_INT_NOT_GIVEN) {
+        json_field_int(body, "max_tokens", options->max_tokens);
+    }
     json_field_int(body, "min_tokens", options->min_tokens);
     if (options->top_k != OPTION_INT_NOT_GIVEN) {
         json_field_int(body, "top_k", options->top_k);

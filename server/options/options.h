@@ -136,7 +136,7 @@ struct options {
     const char *windows; /* own | lm-eval | xlm | adaptive-span | sparse-memory-lm */
     int bptt;            /* 0 = not given */
     int batch_size;      /* the same */
-    int max_tokens;
+    int max_tokens;      /* OPTION_INT_NOT_GIVEN: as a request that does not say */
     int min_tokens;
     double temperature; /* OPTION_NOT_GIVEN, as the next four may be: as the model recommends */
     int top_k;          /* OPTION_INT_NOT_GIVEN */

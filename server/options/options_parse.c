@@ -405,7 +405,7 @@ static enum err_code check_order(const struct options *options, struct err *err)
         return err_set(err, ERR_ARGUMENT, "--stride %d is larger than --max-context %d",
                        options->stride, options->max_context);
     }
-    if (options->min_tokens > options->max_tokens) {
+    if (options->max_tokens != OPTION_INT_NOT_GIVEN && options->min_tokens > options->max_tokens) {
         return err_set(err, ERR_ARGUMENT, "--min-tokens %d is larger than --max-tokens %d",
                        options->min_tokens, options->max_tokens);
     }

@@ -324,8 +324,9 @@ const struct option_row option_rows[] = {
          "per token."),
     REAL("max-worse", max_worse, COMPARE, "1", 0, 1e9, OPEN_NONE,
          "Exit with status 1 if perplexity is worse by more than this, in percent."),
-    INT("max-tokens", max_tokens, GENERATE, "128", 0, 1 << 20,
-        "The maximum number of tokens to generate."),
+    INT("max-tokens", max_tokens, GENERATE, "", 0, 1 << 20,
+        "The maximum number of tokens to generate. Without it, 128, or what the context leaves, "
+        "whichever is less."),
     INT("min-tokens", min_tokens, GENERATE, "0", 0, 1 << 20,
         "The minimum number of tokens before the text may end."),
     REAL("temperature", temperature, GENERATE, "", 0, 2, OPEN_NONE,

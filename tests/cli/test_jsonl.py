@@ -79,6 +79,16 @@ def test_a_line_may_have_an_option_s_field_by_another_name(name):
         assert len(out["choices"][0]["token_ids"]) == 2
 
 
+def test_without_max_tokens_a_long_prompt_gets_what_the_context_leaves():
+    ids = [5] * 509
+    line = json.dumps({"prompt": ids, "ignore_eos": True, "seed": 1})
+    out = json.loads(ok("generate", "--jsonl", stdin=line + "\n"))
+    assert len(out["choices"][0]["token_ids"]) == 3
+    out = ok("generate", "--ids", "--ignore-eos", "--seed", "1", " ".join(map(str, ids)))
+    assert len(out.split()) == 3
+    assert run("generate", "--jsonl", "--max-tokens", "4", "--strict", stdin=line).returncode == 1
+
+
 def test_a_seed_of_64_bits_holds_for_lines_too():
     lines = '{"prompt": "It was"}\n{"prompt": "It was", "seed": 18446744073709551614}\n'
     out = ok("generate", "--jsonl", "--max-tokens", "1", "--seed", 2**64 - 1, stdin=lines).splitlines()
