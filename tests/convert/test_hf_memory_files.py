@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch_writer as tw
 from convert_harness import convert
+from numpy_model import stored_tensors
 
 H, N, K, V = 2, 4, 6, 5  # heads, keys of a half, width of a query, columns of a projected table
 MEMORY = {"layer": 1, "place": "beside", "n_head": H, "k_top": 3}
@@ -66,6 +67,8 @@ REFUSED = [
     ({"n_head": 3}, {}, ["memories.0.keys", "[3, 2, any, any]"]),
     ({"d_value": 7}, {}, ["d_value", "7", "hidden_size 8"]),
     ({}, {"keys": ...}, ["memories.0.keys", "missing"]), ({}, {"query.weight": ...}, ["query.weight", "missing"]),
+    ({}, {"keys": (16, K // 2)}, ["memories.0.keys", "[2, 2, any, any]", "[16, 3]"]),
+    ({}, {"query.weight": (H * K, hw.D, 1)}, ["query.weight", "[12, 8]", "[12, 8, 1]"]),
     ({}, {"query.bias": (3,)}, ["query.bias", "[12]", "[3]"]),
     ({}, {"values.weight": (15, hw.D)}, ["values.weight", "[16, 8]", "[15, 8]"]),
     ({}, {"extra": (2,)}, ["memories.0.extra", "configuration"]),
@@ -110,6 +113,112 @@ def test_what_does_not_fit_is_refused_by_name(case, changes, shapes, words):
     assert done.err.count("\n") == 1 and not case.output.exists()
 
 
+FLAT = {"query_proj.query_mlps.0.weight": (H * K, hw.D), "values.weight": (N * N, hw.D)}
+
+
+@pytest.mark.parametrize("changes, shape, words", [
+    ({}, (16, 3), []), ({"n_key": N, "d_key": K}, (16, 3), []), ({}, (H, 2, N, 3), []),
+    ({"n_key": 5}, (16, 3), ["[20, any]", "[16, 3]"]), ({"d_key": 8}, (16, 3), ["[any, 4]", "[16, 3]"]),
+    ({}, (18, 3), ["18 rows are not two halves of 2 heads"])])
+def test_flat_keys_are_held_against_the_sizes(case, changes, shape, words):
+    tensors = arrays({**FLAT, "keys": shape})
+    done = case.run({**MEMORY, **changes}, tensors, "--memory-names", "hashing-memory")
+    assert done.status == (1 if words else 0) and all(word in done.err for word in words), done.err
+    if not words:
+        np.testing.assert_array_equal(stored_tensors(case.output / "model.safetensors")["memories.1_beside.keys"],
+                                      tensors["memories.0.keys"].reshape(H, 2, N, K // 2))
+
+
+@pytest.mark.parametrize("n_key, half", [(46341, 1), (N, 32769)])
+def test_keys_beyond_the_limits_are_refused(case, n_key, half):
+    shapes = {**SHAPES, "keys": (1, 2, n_key, half)}
+    tensors = {name: array.astype(np.float16) for name, array in arrays(shapes).items()}
+    done = case.run({**MEMORY, "n_head": 1}, tensors)
+    assert done.status == 1 and "%d keys of %d columns are beyond the limits" % (n_key, half) in done.err
+
+
+def test_tensors_may_have_the_names_of_model_directories(case):
+    assert case.run({**MEMORY, "gate": "linear"}, arrays({**SHAPES, "gate.weight": (1, hw.D)})).status == 0
+    due = (case.output / "model.safetensors").read_bytes()
+    names = {"query.weight": "query_proj.query_mlps.0.weight", "query.bias": "query_proj.query_mlps.0.bias",
+             "gate.weight": "output_gate.weight"}
+    shapes = {**SHAPES, "gate.weight": (1, hw.D)}
+    assert case.run({**MEMORY, "gate": "linear"}, arrays({names.get(name, name): shape for name, shape
+                                                          in shapes.items()})).status == 0
+    assert (case.output / "model.safetensors").read_bytes() == due
+
+
+def test_a_single_head(case):
+    shapes = {**SHAPES, "keys": (1, 2, N, K // 2), "query.weight": (K, hw.D), "query.bias": (K,)}
+    assert case.run({**MEMORY, "n_head": 1, "k_top": N}, arrays(shapes)).status == 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, [0.5], [0.5, 0.25], [[[0.5]], [[0.25]]]])
+def test_temperatures_of_the_file_divide_the_keys(case, temperature):
+    tensors = {**arrays(SHAPES), "memories.0.temperature": np.array(temperature, np.float32)}
+    assert case.run(MEMORY, tensors).status == 0
+    each = np.broadcast_to(np.ravel(temperature), (H,)).reshape(H, 1, 1, 1)
+    np.testing.assert_array_equal(stored_tensors(case.output / "model.safetensors")["memories.1_beside.keys"],
+                                  (tensors["memories.0.keys"] / each).astype(np.float32))
+    for wrong in (0, -1, np.nan):
+        tensors["memories.0.temperature"].flat[0] = wrong
+        done = case.run(MEMORY, tensors)
+        assert done.status == 1 and "a temperature is above 0" in done.err, done.err
+
+
+def test_short_keys_get_unit_length_and_those_of_length_zero_stay(case):
+    tensors = arrays(SHAPES)
+    keys = tensors["memories.0.keys"]
+    keys[0, 1, 2], keys[1, 0, 3] = 0, keys[1, 0, 3] * np.float32(2**-20)
+    assert case.run({**MEMORY, "keys_norm": "l2"}, tensors).status == 0
+    stored = stored_tensors(case.output / "model.safetensors")["memories.1_beside.keys"]
+    due = np.ones((H, 2, N))
+    due[0, 1, 2] = 0
+    np.testing.assert_allclose((stored.astype(np.float64) ** 2).sum(-1), due, atol=1e-6)
+
+
+def test_a_batch_norm_is_folded_in_with_its_eps(case):
+    parts = ("weight", "bias", "running_mean", "running_var")
+    tensors = arrays({**SHAPES, **{"query_norm." + part: (H * K,) for part in parts}})
+    gain, shift, mean, variance = (tensors["memories.0.query_norm." + part] for part in parts)
+    np.abs(variance, out=variance)
+    variance[3] = 0
+    assert case.run({**MEMORY, "query_norm": "batch", "query_norm_eps": 0.5}, tensors).status == 0
+    stored = stored_tensors(case.output / "model.safetensors")
+    gain = gain.astype(np.float64) / np.sqrt(variance.astype(np.float64) + 0.5)
+    query = "memories.1_beside.query_proj.query_mlps.0."
+    np.testing.assert_allclose(stored[query + "weight"], tensors["memories.0.query.weight"] * gain[:, None], 1e-6)
+    np.testing.assert_allclose(stored[query + "bias"], (tensors["memories.0.query.bias"] - mean) * gain + shift, 1e-5)
+    variance[3] = -1e-3
+    done = case.run({**MEMORY, "query_norm": "batch"}, tensors)
+    assert done.status == 1 and "running_var' holds -0.001; a variance cannot be negative" in done.err
+
+
+def test_norms_without_weights_are_ones_and_zeros(case):
+    entry = {norm + part: value for norm in ("query_norm", "input_norm")
+             for part, value in (("", "layer"), ("_weight", False), ("_bias", False))}
+    assert case.run({**MEMORY, **entry}, arrays(SHAPES)).status == 0
+    stored = stored_tensors(case.output / "model.safetensors")
+    for name, n in (("query_norm", K), ("input_norm", hw.D)):
+        for part, value in (("weight", 1), ("bias", 0)):
+            np.testing.assert_array_equal(stored["memories.1_beside.%s.%s" % (name, part)], [value] * n)
+
+
+def test_the_norm_of_peer_divides_by_the_length(case):
+    shapes = {"keys": (H, N, 2, K // 2), "to_queries.0.weight": (H * K, hw.D), "norm.gamma": (hw.D,),
+              "weight_up_embed.weight": (N * N, hw.D), "weight_down_embed.weight": (N * N, hw.D)}
+    done = case.run({**MEMORY, "input_norm": "rms"}, arrays(shapes), "--memory-names", "peer")
+    assert done.status == 0, done.err
+    entry, = json.loads((case.output / "config.json").read_text())["memories"]
+    assert entry["input_norm_eps"] == 1e-24
+    for changes, word in (({}, "'memories.0.norm.gamma' is not one that"),
+                          ({"query_norm": "l2", "query_norm_of": "all"}, "query_norm_of: all, which modules")):
+        done = case.run({**MEMORY, **changes}, arrays(shapes), "--memory-names", "peer")
+        assert done.status == 1 and word in done.err, done.err
+    shapes["norm.weight"] = shapes.pop("norm.gamma")
+    assert case.run({**MEMORY, "input_norm": "rms"}, arrays(shapes), "--memory-names", "peer").status == 0
+
+
 @pytest.mark.parametrize("root, words", [
     ({"memories": []}, ["1..64 objects"]), ({"memories": {}}, ["1..64 objects"]),
     ({"memories": [MEMORY] * 65}, ["1..64 objects"]), ({"memories": [3]}, ["memories[0]", "an object"]),
@@ -149,6 +258,19 @@ def test_tables_that_should_be_one_are_compared(case):
     tensors["memories.1.keys"] = np.ones((H, 2, 5, K // 2), np.float32)
     done = case.run(two, tensors)
     assert done.status == 1 and "values_of" in done.err and "4 keys, this one 5" in done.err
+    two[1]["experts"] = True
+    done = case.run(two, {**arrays(SHAPES), **arrays(SHAPES, "memories.1.")})
+    assert done.status == 1 and "4 keys, this one 4 and experts" in done.err
+
+
+def test_a_table_of_a_table_is_that_of_its_owner(case):
+    three = [{**MEMORY, "layer": 0}, {**MEMORY, "values_of": 0}, {**MEMORY, "place": "after", "values_of": 1,
+                                                                  "input_norm": "none"}]
+    tensors = {name: array for i in range(3) for name, array in arrays(SHAPES, "memories.%d." % i).items()
+               if i == 0 or "values" not in name}
+    assert case.run(three, tensors).status == 0
+    entries = json.loads((case.output / "config.json").read_text())["memories"]
+    assert [entry.get("values_of") for entry in entries] == [None, 0, 0]
 
 
 @pytest.mark.parametrize("damage, words", [
@@ -170,9 +292,17 @@ def test_a_torch_file_gives_the_same_model_and_runs_nothing(case):
         tw.write_zip(case.source.parent / "memory.pt", root)
         assert case.run({**MEMORY, **PLUS}, (case.source.parent / "memory.pt").read_bytes()).status == 0
         assert (case.output / "model.safetensors").read_bytes() == whole
+    brain = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in tensors.items()}
+    tw.write_zip(case.source.parent / "memory.pt", {name: tw.Tensor(array) for name, array in brain.items()})
+    assert case.run({**MEMORY, **PLUS}, (case.source.parent / "memory.pt").read_bytes()).status == 0
+    assert kinds(case.output)["memories.1_beside.values.weight"] == "BF16"
+    np.testing.assert_array_equal(stored_tensors(case.output / "model.safetensors")["memories.1_beside.values.weight"],
+                                  brain["memories.0.values.weight"])
     evil = tw.Raw(tw.global_("os", "system") + b"(X\x04\x00\x00\x00truetR")
     for root, word in ((evil, "os.system"), ({"a": 3}, "tensors by name"), ([], "tensors by name"),
-                       ({"model": {}}, "tensors by name")):
+                       ({"model": {}}, "tensors by name"),
+                       ({**as_torch, "memories.0.keys": tw.Tensor(np.ones((H, 2, N, 3), np.int64))},
+                        "tensor 'memories.0.keys': floating point expected, got int64")):
         tw.write_zip(case.source.parent / "memory.pt", root)
         done = case.run(MEMORY, (case.source.parent / "memory.pt").read_bytes())
         assert done.status == 1 and word in done.err, done.err
