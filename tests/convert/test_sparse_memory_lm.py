@@ -10,8 +10,10 @@ import shutil
 
 import numpy as np
 import pytest
+import sparse_memory_lm_config
 import torch_writer as tw
 from convert_harness import ROOT, convert
+from fault import Refused
 from numpy_model import stored_tensors
 from torch_file import TorchFile
 
@@ -74,6 +76,7 @@ def test_one_table_and_one_matrix_are_written(tmp_path):
         assert [m["layer"] for m in config["memories"]] == layers
         assert [m.get("values_of") for m in config["memories"]] == [None] + [0] * (len(layers) - 1)
         assert sum(name.endswith("values.weight") for name in tensors) == 1
+        assert tensors["memories.%d_in.values.weight" % layers[0]].dtype == (np.uint8 if source == SET else np.float32)
 
 
 def test_positions_turn_neighbours(tmp_path):
@@ -97,6 +100,9 @@ def test_batch_norm_and_scale_are_folded_in(tmp_path):
     weight = np.asarray(arrays["layers.1.ffn.query_proj.weight"], np.float64) * gain[:, None]
     query = "memories.1_in.query_proj.query_mlps.0.weight"
     assert np.array_equal(tensors[query], weight.astype(np.float32))
+    bias = np.asarray(arrays["layers.1.ffn.query_proj.bias"], np.float64) - norm["running_mean"]
+    assert np.array_equal(tensors[query.replace("weight", "bias")],
+                          (bias * gain + norm["bias"]).astype(np.float32))
     scale = np.exp(np.asarray(arrays["layers.1.ffn.log_score_scale"], np.float64))
     keys = np.asarray(arrays["layers.1.ffn.keys"], np.float64) * scale[:, None, None, None]
     assert np.array_equal(tensors["memories.1_in.keys"], keys.astype(np.float32))
@@ -129,9 +135,66 @@ def test_a_bf16_table_is_taken_where_there_is_no_other(tmp_path, folder):
     table = rng.integers(0x3c00, 0x3d00, 4096 * 64).astype("<u2")
     for name in ("values_q4.bin", "scales_q4.bin", "meta.json"):
         (folder / name).unlink()
+    (folder / "values_bf16.bin").write_bytes(table.tobytes() + b"\0")
+    assert "values_bf16.bin has 524289 bytes, expected are 524288" in refused(folder, tmp_path / "model")
     (folder / "values_bf16.bin").write_bytes(table.tobytes())
     made(folder, tmp_path / "model")
     assert np.array_equal(stored(tmp_path / "model")["memories.1_in.values.weight"].ravel(), table)
+    for name in ("rest.pt", "values_bf16.bin"):
+        (folder / "meta.json").write_text(json.dumps({"sha256": {name: "0" * 64}}))
+        assert name + ": its SHA-256 is" in refused(folder, tmp_path / "other")
+
+
+def with_networks(layers, **values):
+    """A change that puts networks where layers have memories."""
+    def change(root):
+        left = [i for i in (1, 3, 5) if i not in layers]
+        root["model_config"].update(mem_layers=left, **values)
+        root["table_keys"] = ["layers.%d.ffn.values.weight" % i for i in left]
+        weights = root["state_dict"]
+        for name in [name for name in weights if name.startswith(tuple("layers.%d.ffn." % i for i in layers))]:
+            del weights[name]
+        weights.update(("layers.%d.ffn.%s.weight" % (i, name), weights["layers.0.ffn.%s.weight" % name])
+                       for i in layers for name in ("w13", "w2"))
+        if not left:
+            del root["table_keys"], root["table_shape"]
+    return change
+
+
+def test_a_model_without_memories(tmp_path, folder):
+    rewrite(folder, with_networks((1, 3, 5)))
+    made(folder, tmp_path / "model")
+    assert config_of(tmp_path / "model")["memories"] == []
+    assert not any(name.startswith("memories.") for name in stored(tmp_path / "model"))
+
+
+def test_one_memory_needs_no_sharing_and_queries_no_norm(tmp_path, folder):
+    def change(root):
+        with_networks((3, 5), mem_share_values=False, mem_query_norm="none")(root)
+        weights = root["state_dict"]
+        for name in [name for name in weights if name.startswith("layers.1.ffn.query_norm")]:
+            del weights[name]
+        weights["layers.1.ffn.query_norm.num_batches_tracked"] = np.array(3)
+
+    rewrite(folder, change)
+    made(folder, tmp_path / "model")
+    entry, = config_of(tmp_path / "model")["memories"]
+    assert entry["layer"] == 1 and "values_of" not in entry
+    query = weights_of(SET / "rest.pt")["layers.1.ffn.query_proj.weight"]
+    assert np.array_equal(stored(tmp_path / "model")["memories.1_in.query_proj.query_mlps.0.weight"], query)
+
+
+def test_memories_may_have_tables_of_their_own(tmp_path):
+    root, arrays = TorchFile(WHOLE).root, weights_of(WHOLE)
+    root["model_config"]["mem_share_values"] = False
+    tables = ["layers.%d.ffn.values.weight" % i for i in (1, 2)]
+    arrays[tables[1]] = arrays[tables[0]] + np.float32(1)
+    source = tw.write_zip(tmp_path / "model.pt", {
+        **root, "state_dict": {name: tw.Tensor(array) for name, array in arrays.items()}})
+    made(source, tmp_path / "model")
+    for i, table in zip((1, 2), tables):
+        assert np.array_equal(stored(tmp_path / "model")["memories.%d_in.values.weight" % i], arrays[table])
+    assert not any("values_of" in entry for entry in config_of(tmp_path / "model")["memories"])
 
 
 def test_the_end_of_text_can_be_given(tmp_path):
@@ -148,7 +211,8 @@ def rewrite(folder, change):
     """rest.pt with what change does to its root, as a file that the reader takes."""
     root = {**TorchFile(SET / "rest.pt").root, "state_dict": weights_of(SET / "rest.pt")}
     change(root)
-    root["state_dict"] = {name: tw.Tensor(array) for name, array in root["state_dict"].items()}
+    root["state_dict"] = {name: tw.Tensor(array) if isinstance(array, np.ndarray) else array
+                          for name, array in root["state_dict"].items()}
     tw.write_zip(folder / "rest.pt", root)
     if (folder / "meta.json").exists():
         meta = json.loads((folder / "meta.json").read_text())
@@ -187,9 +251,39 @@ REFUSED = {
         "running_var' holds -1; a variance cannot be negative"),
     "table_keys": (lambda root: root.update(table_keys=["layers.1.ffn.values.weight"]), "table_keys: "),
     "table_shape": (lambda root: root.update(table_shape=[4096, 32]), "table_shape: [4096, 64] expected"),
+    "no table_keys": (lambda root: root.pop("table_keys"), "table_keys: "),
+    "no table_shape": (lambda root: root.pop("table_shape"), "table_shape: [4096, 64] expected"),
     "no config": (lambda root: root.update(model_config=None), "model_config: a dictionary expected"),
+    "no tensor": (lambda root: root["state_dict"].update(other=3), "tensors by name expected, got 'other' = 3"),
+    "no name": (lambda root: root["state_dict"].update({3: np.zeros(3, np.float32)}),
+                "tensors by name expected, got 3 = "),
     "an add-on": (lambda root: root.update(addon_cfg=root.pop("model_config")), "'model_config' is missing"),
 }
+
+
+WRONG = [{name: 0} for name in ("vocab_size", "d_model", "n_layers", "n_heads", "ffn_hidden", "max_seq_len",
+                                "norm_eps", "mem_n_keys", "mem_heads", "mem_knn", "mem_k_dim")] + [
+    {"rope_theta": 0.5}, {"norm_eps": 1.5}, {"n_heads": 5}, {"mem_layers": 3}, {"mem_layers": [True]},
+    {"mem_layers": ["1"]}, {"mem_layers": [-1]}, {"mem_layers": list(range(65)), "n_layers": 65},
+    {"mem_knn": 1025, "mem_n_keys": 2048}, {"mem_v_dim": False}, {"mem_v_dim": -1.0}, {"mem_v_dim": None}]
+
+
+@pytest.mark.parametrize("values", WRONG, ids=str)
+def test_each_number_is_checked(values):
+    with pytest.raises(Refused, match="model_config: %s: " % next(iter(values))):
+        sparse_memory_lm_config.read({"mem_layers": [0], **values})
+
+
+def test_what_older_files_lack_has_the_authors_default():
+    p = sparse_memory_lm_config.read({"mem_layers": [2, 1]})
+    assert (p.n_vocab, p.d_model, p.n_layer, p.n_head, p.d_ff) == (50304, 384, 12, 6, 1024)
+    assert (p.n_position, p.rope_theta, p.norm_eps, p.layers) == (1024, 10000, 1e-5, [1, 2])
+    m = p.memory
+    assert (m.n_key, m.n_head, m.k_top, m.d_key, m.d_value) == (512, 4, 32, 256, 384)
+    assert (m.has_norm, m.is_plus, m.has_scale, m.is_shared) == (True, True, False, False)
+    assert sparse_memory_lm_config.read({}).memory is None
+    for width, due in ((0, 384), (-7, 384), (1, 1)):
+        assert sparse_memory_lm_config.read({"mem_layers": [0], "mem_v_dim": width}).memory.d_value == due
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -203,6 +297,8 @@ def test_files_that_do_not_belong_together(tmp_path, folder):
     (folder / "values_q4.bin").write_bytes((SET / "values_q4.bin").read_bytes()[:-1])
     assert "values_q4.bin has 131071 bytes, expected are 131072: 4096 rows of 64 columns" in \
         refused(folder, tmp_path / "model")
+    (folder / "values_q4.bin").write_bytes((SET / "values_q4.bin").read_bytes() + b"\0")
+    assert "values_q4.bin has 131073 bytes" in refused(folder, tmp_path / "model")
     (folder / "values_q4.bin").write_bytes(bytes(131072))
     assert "values_q4.bin: its SHA-256 is" in refused(folder, tmp_path / "model")
     (folder / "values_q4.bin").unlink()
@@ -232,6 +328,12 @@ def test_table_shape_counts_more_than_meta_json(tmp_path, folder, key, value):
     made(SET, tmp_path / "due")
     written = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("model", "due")]
     assert written[0] == written[1]
+
+
+def test_sums_are_of_whole_files(tmp_path, monkeypatch):
+    import sparse_memory_lm
+    monkeypatch.setattr(sparse_memory_lm, "HASH_CHUNK", 1000)
+    made(SET, tmp_path / "model")
 
 
 def test_sums_are_an_object(tmp_path, folder):
