@@ -6,6 +6,7 @@ Rerun one: /usr/bin/python3 -m pytest tests/convert/test_memory_layers.py -k gol
 import base64
 import json
 
+import hf_writer as hw
 import memory_layers_writer as mw
 import numpy as np
 import pytest
@@ -221,6 +222,10 @@ def test_copies_that_differ(tmp_path, refused, monkeypatch):
     arrays[TABLE % 3] = arrays[TABLE % 3].copy()
     arrays[TABLE % 3][19, 7] ^= 1
     refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, TABLE % 1, "row 19", "mem_share_values")
+    storage = tw.Storage(np.concatenate([arrays[TABLE % 1], arrays[TABLE % 3]]))  # both in one storage
+    arrays[TABLE % 1], arrays[TABLE % 3] = (tw.Tensor(arrays[TABLE % 1], storage, at) for at in (0, 200))
+    refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, TABLE % 1, "row 19")
+    arrays = mw.weights()
     arrays[TABLE % 3] = mw.widened(arrays[TABLE % 1])
     refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, "float32", "bfloat16")
 
@@ -319,6 +324,7 @@ def test_folder_and_file_give_the_same(tmp_path, monkeypatch):
     other = source.parent / "other.pth"
     other.write_bytes(source.read_bytes())
     monkeypatch.chdir(source.parent)
+    hw.tiny(source.parent)  # a model in Hugging Face form in the same folder changes nothing
     for output, path in zip(outputs, (source.parent, source, "consolidated.pth", other)):
         got = convert(path, "--output", output)
         assert got.status == 0, got.err

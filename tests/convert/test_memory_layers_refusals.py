@@ -194,6 +194,14 @@ def test_shared_storages(tmp_path, refused):
     refused(source, name % 3, "shares its storage")
 
 
+def test_views_of_one_storage_are_the_same_where_they_begin_alike():
+    from memory_layers import is_same
+    from torch_file import Storage, Tensor
+    views = [Tensor(Storage("0", np.dtype("<f4"), 400, at, n), 0, (25, 8), (8, 1))
+             for at, n in ((0, 200), (200, 200), (0, 400))]
+    assert is_same(views[0], views[0]) and not is_same(*views[:2]) and not is_same(*views[::2])
+
+
 @pytest.mark.parametrize("model", [{"tok_embeddings.weight": 1}, {1: 2, "tok_embeddings.weight": 1}])
 def test_state_dicts_that_are_none(model, tmp_path, refused):
     source = mw.tiny(tmp_path)
