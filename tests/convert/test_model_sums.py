@@ -28,8 +28,10 @@ def served(model):
     return done.returncode, json.loads(done.stdout)["model"]["identity"] if done.stdout else done.stderr
 
 
-def test_a_converted_model_has_sums_and_a_probe(tmp_path):
-    model, _ = converted(tmp_path, "--program", PKMSERVE)
+def test_a_converted_model_has_sums_and_a_probe(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("PKMSERVE_MAX_QUEUE", "none")  # options of a server that runs here are not the probe's
+        model, _ = converted(tmp_path, "--program", PKMSERVE)
     names = [line.split()[1] for line in (model / "model.sha256").read_text().splitlines() if line[0] != "#"]
     assert names == ["config.json", "model.safetensors", "vocab.txt"]
     done = subprocess.run(["sha256sum", "--check", "--strict", "model.sha256"], cwd=model, capture_output=True)
@@ -45,6 +47,22 @@ def test_without_the_program_there_are_sums_alone(tmp_path):
     assert "model.sha256 has no probe" in out and "missing" in out
     status, identity = served(model)
     assert status == 0 and identity["probe"] == "unchecked" and identity["files"] == "ok", identity
+
+
+@pytest.mark.parametrize("value, due", [(0.05, 0.05), (0.0501, 0.051), (0.051, 0.051), (0.0999, 0.1), (1e-3, 1e-3),
+                                        (0.00101, 0.0011), (3.14, 3.2)])
+def test_tolerances_are_rounded_up_to_two_digits(value, due):
+    from identity import round_up
+    assert round_up(value) == due
+
+
+def test_a_text_of_one_token_has_no_probe(tmp_path):
+    weights = tw.tiny_weights()
+    weights["position_embeddings.weight"] = weights["position_embeddings.weight"][:1]
+    source = tw.write_zip(tmp_path / "c.pth", tw.tiny(weights=weights))
+    done = convert(source, "--output", tmp_path / "m", "--program", PKMSERVE)
+    assert done.status == 0 and "no probe of what the model computes: a text of two tokens does not fit" in done.out
+    assert served(tmp_path / "m")[0] == 0
 
 
 def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):
