@@ -339,9 +339,10 @@ def test_a_weight_too_large_for_the_type_is_refused(dtype, value, tmp_path, refu
     made(tmp_path, source, "--dtype", "f32")
 
 
-def test_pieces_join_without_a_seam(tmp_path, monkeypatch):
+@pytest.mark.parametrize("chunk", [24, 5])
+def test_pieces_join_without_a_seam(chunk, tmp_path, monkeypatch):
     import safetensors_file
-    monkeypatch.setattr(safetensors_file, "CHUNK", 24)
+    monkeypatch.setattr(safetensors_file, "CHUNK", chunk)
     weights = tw.tiny_weights()
     got = tensors(made(tmp_path, tw.write_zip(tmp_path / "c.pth", tw.tiny())))
     for name in ("embeddings.weight", "ffns.0.lin1.bias", "memories.1_in.keys"):
@@ -422,6 +423,8 @@ def test_an_earlier_conversion_is_replaced_and_other_files_are_not(tiny, tmp_pat
     (got / "config.json").write_text('{"model_type": "all_attention"}')
     assert made(tmp_path, tiny) == got and "pkm" in (got / "config.json").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.pth", "model"]
+    (tmp_path / "link").symlink_to(got)
+    assert "link exists and is not a directory" in convert(tiny, "--output", tmp_path / "link").err
     (got / "notes.txt").write_text("mine")
     again = convert(tiny, "--output", got)
     assert again.status == 1 and "notes.txt" in again.err

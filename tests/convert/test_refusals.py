@@ -71,6 +71,7 @@ IMPOSSIBLE = [
     ({"mem_heads": True}, "mem_heads", "true"),
     ({"mem_heads": 10**12}, "mem_heads", "1..1024"),
     ({"mem_heads": ...}, "mem_heads", "missing"),
+    ({"n_layers": 65, "mem_enc_positions": [(i, "in") for i in range(65)]}, "mem_enc_positions", "at most 64"),
     ({"mem_score_normalize": True}, "mem_score_normalize", "mem_score_subtract"),
     ({"mem_grouped_conv": True}, "mem_grouped_conv", "mem_multi_query_net"),
     ({"mem_multi_query_net": True}, "mem_multi_query_net", "mem_query_layer_sizes"),
@@ -200,6 +201,16 @@ def test_two_tensors_in_one_storage(tmp_path, refused):
     tensors = {name: tw.Tensor(shared.data, shared)
                for name in ("layer_norm_emb__weight", "layer_norm_emb__bias")}
     refused(checkpoint(tmp_path, tw.tiny(**tensors)), "layer_norm_emb.bias", "shares its storage")
+    value = tw.tiny()
+    words = value["model"]["embeddings.weight"].storage
+    value["model"]["attentions.1.k_lin.weight"] = tw.Tensor(words.data[:64].reshape(8, 8), words)
+    refused(checkpoint(tmp_path, value), "'attentions.1.k_lin.weight' shares its storage")
+
+
+def test_languages_without_a_table(tmp_path):
+    source = checkpoint(tmp_path, n_langs=2, lang2id={"en": 0, "fr": 1}, use_lang_emb=False)
+    assert convert(source, "--output", tmp_path / "m").status == 0
+    assert "languages" not in json.loads((tmp_path / "m" / "config.json").read_text())
 
 
 # ---- dictionary ---------------------------------------------------------------------------------
