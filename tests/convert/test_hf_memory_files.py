@@ -100,6 +100,7 @@ REFUSED = [
     ({"scores": "sigmoid"}, {}, ["scores", "softmax relu", "sigmoid"]),
     ({"product_key_topk": 2}, {}, ["product_key_topk", "k_top is 3"]),
     ({"values_of": 0}, {}, ["values_of", "earlier"]),
+    ({**PLUS, "d_value": 6}, PLUS_SHAPES, ["values.weight", "[16, 6]", "[16, 5]"]),
 ]
 
 
@@ -146,6 +147,14 @@ def test_tensors_may_have_the_names_of_model_directories(case):
     assert case.run({**MEMORY, "gate": "linear"}, arrays({names.get(name, name): shape for name, shape
                                                           in shapes.items()})).status == 0
     assert (case.output / "model.safetensors").read_bytes() == due
+
+
+def test_widths_of_gates_and_tables_of_their_own(case):
+    gate = {"gate.0.weight": (3, hw.D), "gate.2.weight": (1, 3)}
+    done = case.run({**MEMORY, **PLUS, "d_value": V, "gate": "mlp"}, arrays({**PLUS_SHAPES, **gate}))
+    assert done.status == 0, done.err
+    entry, = json.loads((case.output / "config.json").read_text())["memories"]
+    assert (entry["gate_hidden"], entry["d_value"]) == (3, V)
 
 
 def test_a_single_head(case):
@@ -252,6 +261,10 @@ def test_tables_that_should_be_one_are_compared(case):
     assert "memories.1_after.values.weight" not in kinds(case.output)
     tensors["memories.1.values.weight"][3, 2] += 1
     done = case.run(two, tensors)
+    assert done.status == 1 and "memories.1.values.weight" in done.err and "row 3" in done.err
+    as_torch = {name: tw.Tensor(array) for name, array in tensors.items()}
+    tw.write_zip(case.source.parent / "memory.pt", as_torch)
+    done = case.run(two, (case.source.parent / "memory.pt").read_bytes())
     assert done.status == 1 and "memories.1.values.weight" in done.err and "row 3" in done.err
     del tensors["memories.1.values.weight"]
     assert case.run(two, tensors).status == 0
