@@ -138,6 +138,12 @@ class Memories:
         has_bias = self.has(name + ".bias")
         return weight, self.take(name + ".bias", (n_out,)) if has_bias else np.zeros(n_out, np.float32)
 
+    def width(self, name, n):
+        """n, which a tensor of the file tells."""
+        if not 1 <= n <= WIDTH_MAX:
+            self.refuse("tensor '%s' has a width of %d, 1..%d are served" % (name, n, WIDTH_MAX))
+        return n
+
     def check_rest(self):
         for name in self.file.shapes:
             if name not in self.taken and not name.endswith(IGNORED):
@@ -161,7 +167,7 @@ class Memories:
         else:
             keys = _double(self.take(name, (n, 2, m.n_key, half)))
         m.n_key, m.d_key = keys.shape[2], 2 * keys.shape[3]
-        if not 1 <= m.n_key <= KEY_MAX or m.n_key ** 2 >= 1 << 31 or not 2 <= m.d_key <= WIDTH_MAX:
+        if not 1 <= m.n_key <= KEY_MAX or not 2 <= m.d_key <= WIDTH_MAX:
             self.refuse("tensor '%s': %d keys of %d columns are beyond the limits" % (
                 name, m.n_key, m.d_key // 2))
         if m.k_top > m.n_key:
@@ -246,7 +252,7 @@ class Memories:
             yield from zip(("output_gate.weight", "output_gate.bias"), self.linear(name, 1, d))
         elif m.gate == "mlp":
             hidden = self.linear(name + ".0", None, d)
-            m.gate_hidden = hidden[0].shape[0]
+            m.gate_hidden = self.width(name + ".0.weight", hidden[0].shape[0])
             yield from zip(("output_gate.hidden.weight", "output_gate.hidden.bias"), hidden)
             yield from zip(("output_gate.weight", "output_gate.bias"),
                            self.linear(name + ".2", 1, m.gate_hidden))
@@ -270,7 +276,9 @@ class Memories:
                 self.refuse("tensor '%s' has %d rows, %d for each head: tables of each head's own"
                             " (separate_embed_per_head) are not served" % (name, shape[0], n_slot))
             if owner is None:
-                yield ours, self.take(name, (n_slot, width))
+                array = self.take(name, (n_slot, width))
+                m.d_value = self.width(name, array.shape[1])
+                yield ours, array
             elif self.has(name):
                 self.check_copy(name, owner.prefix + theirs, (n_slot, width))
         if owner is not None:
@@ -297,9 +305,7 @@ class Memories:
             raise Refused("%s: d_value: %d, but without value_projection it is hidden_size %d"
                           % (m.label, m.d_value, d))
         m.d_value = m.d_value or wide
-        for ours, array in self.tables(m):
-            m.d_value = array.shape[1] if ours == "values.weight" else m.d_value
-            yield ours, array
+        yield from self.tables(m)
         if m.has_gate:
             yield from zip(("value_gate.weight", "value_gate.bias"),
                            self.linear(m.prefix + self.names.value_gate, m.d_value, d))

@@ -130,7 +130,7 @@ def test_flat_keys_are_held_against_the_sizes(case, changes, shape, words):
                                       tensors["memories.0.keys"].reshape(H, 2, N, K // 2))
 
 
-@pytest.mark.parametrize("n_key, half", [(46341, 1), (N, 32769)])
+@pytest.mark.parametrize("n_key, half", [(46341, 1), (N, 32769), (N, 0)])
 def test_keys_beyond_the_limits_are_refused(case, n_key, half):
     shapes = {**SHAPES, "keys": (1, 2, n_key, half)}
     tensors = {name: array.astype(np.float16) for name, array in arrays(shapes).items()}
@@ -147,6 +147,17 @@ def test_tensors_may_have_the_names_of_model_directories(case):
     assert case.run({**MEMORY, "gate": "linear"}, arrays({names.get(name, name): shape for name, shape
                                                           in shapes.items()})).status == 0
     assert (case.output / "model.safetensors").read_bytes() == due
+
+
+@pytest.mark.parametrize("n", [0, 65537])
+def test_widths_beyond_the_limits_are_refused(case, n):
+    tables = {"values.weight": (N * N, n), "value_gate.weight": (n, hw.D), "value_proj.weight": (hw.D, n)}
+    gates = {"gate.0.weight": (n, hw.D), "gate.2.weight": (1, n)}
+    for entry, shapes, name in ((PLUS, tables, "values.weight"), ({"gate": "mlp"}, gates, "gate.0.weight")):
+        tensors = {name: array.astype(np.float16) for name, array in arrays({**SHAPES, **shapes}).items()}
+        done = case.run({**MEMORY, **entry}, tensors)
+        assert done.status == 1, done.out
+        assert "'memories.0.%s' has a width of %d, 1..65536 are served" % (name, n) in done.err, done.err
 
 
 def test_widths_of_gates_and_tables_of_their_own(case):
