@@ -47,6 +47,8 @@ def _n_key(m, name, size):
 def _check_sizes(m, name, n_key):
     """What params repeat of the keys. Returns (slots of the keys, rows of the value table)."""
     n_pair = n_key if m.flat else n_key * n_key
+    if n_pair >= 1 << 31:
+        raise Refused("tensor '%s': %d keys make %d slots, less than 2^31 are served" % (name, n_key, n_pair))
     n_index = n_pair
     if m.binary_keys and m.sizes["n_indices"] is not None:
         # Their number follows from mem_k_dim; a larger table has rows that nothing reaches.

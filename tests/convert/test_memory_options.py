@@ -130,6 +130,14 @@ def test_slots_of_binary_keys_may_be_taken_modulo(modulo, n_slot, tmp_path):
     np.testing.assert_array_equal(got[MEMORY + "values.weight"], values[:n_slot])
 
 
+def test_slots_taken_modulo_are_less_than_the_server_counts(tmp_path, refused):
+    """The table is small; the pairs of keys are not."""
+    n = 46341
+    params = {"mem_n_keys": n, "n_indices": n * n, "mem_size": 16, "mem_modulo_size": 16}
+    source, _ = checkpoint(tmp_path, params, keys=np.ones((2, 2, n, 2), np.float16))
+    refused(source, "memories.1_in.keys", "46341 keys make 2147488281 slots", "2^31")
+
+
 def test_slot_maps_are_permutations(tmp_path, refused):
     rng = np.random.default_rng(5)
     permutations = np.stack([rng.permutation(16) for _ in range(2)])
