@@ -304,7 +304,7 @@ def name_tokens(config, vocab, settings):
         config["tokenizer"] = kind
     words = vocab.decode().split("\n")
     for field, word in (("bos_token_id", LINE_END), ("unk_token_id", UNKNOWN)):
-        if word in words[:config["vocab_size"]]:
+        if word in words:
             config[field] = words.index(word)
 
 
