@@ -84,7 +84,8 @@ def test_networks_and_fixed_spans(tmp_path):
 
 def test_the_ramp_is_set(tmp_path):
     source = checkpoint(tmp_path, weights())
-    assert made(tmp_path, source, "--set", "adapt_span_ramp=16")[0]["span_ramp"] == 16
+    for ramp in (16, 1):
+        assert made(tmp_path, source, "--set", "adapt_span_ramp=%d" % ramp)[0]["span_ramp"] == ramp
 
 
 def test_both_containers_give_the_same(tmp_path):
@@ -106,6 +107,20 @@ def test_the_stride_of_one_element_is_never_taken(tmp_path):
     assert got[0] == plain[0]
     for name, array in got[1].items():
         np.testing.assert_array_equal(array, plain[1][name])
+
+
+@pytest.mark.parametrize("name, size, word", [
+    ("in_emb.weight", (2**24 + 1, D), "the vocabulary is 16777217"), ("in_emb.weight", (V, 65540), "the width is 65540"),
+    ("in_emb.weight", (V, 4100), "the number of heads is 1025"),
+    ("key_pe", (1, D // HEADS, 2**20 + 1), "attn_span is 1048577"),
+    ("layers.0.attn.attn.persistent_memory.key", (HEADS, D // HEADS, 2**20 + 1), "pers_mem_size is 1048577"),
+    ("layers.0.ff.fc1.weight", (2**20 + 1, D), "inner_hid_sz is 1048577"),
+    ("out_emb.out_layers.%d.weight", (V, D), "the number of clusters is 17")])
+def test_sizes_beyond_the_limits(name, size, word, tmp_path, refused):
+    w = weights(persistent=".ff." not in name)
+    w.update((name % i if "%" in name else name, tw.Tensor(np.zeros(1, np.float32), size=size, stride=(0,) * len(size)))
+             for i in range(17))
+    refused(checkpoint(tmp_path, w), word + ", at most", args=("--vocab", tmp_path / "vocab.txt"))
 
 
 def test_refusals(tmp_path, refused):
