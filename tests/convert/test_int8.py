@@ -93,6 +93,7 @@ def test_four_bits_of_zeros_and_of_both_ends(tmp_path):
         got = convert(source, "--output", tmp_path / "m", "--values", "q4")
         assert (got.status, got.err) == (0, ""), got.err
         codes, scales = (raw(tmp_path / "m")[each][1] for each in (name, name + ".scale"))
+        assert codes.shape == (16, 4)
         numbers = np.concatenate([codes & 15, codes >> 4], 1).astype(int) - 8
         assert (numbers[5] * scales[5]).tolist() == due and not (numbers[4] * scales[4]).any()
 
@@ -144,11 +145,12 @@ def test_tensors_are_aligned_and_follow_without_a_gap(tiny, tmp_path):
         assert at % array.itemsize == 0, (name, dtype)
 
 
-def test_pieces_join_without_a_seam(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("args", [(), ("--values", "q4")])
+def test_pieces_join_without_a_seam(args, tiny, tmp_path, monkeypatch):
     import safetensors_file
-    converted(tmp_path / "whole", tiny)
+    converted(tmp_path / "whole", tiny, *args)
     monkeypatch.setattr(safetensors_file, "CHUNK", 24)
-    converted(tmp_path / "pieces", tiny)
+    converted(tmp_path / "pieces", tiny, *args)
     whole, pieces = ((tmp_path / name / "model.safetensors").read_bytes()
                      for name in ("whole", "pieces"))
     assert whole == pieces
@@ -188,11 +190,12 @@ def test_of_all_attention_positions_persistent_vectors_and_spans_stay(tmp_path):
 
 # ---- the bound ----------------------------------------------------------------------------------
 
-def with_outlier(tmp_path, height):
+def with_outlier(tmp_path, height, scale=1):
     """A checkpoint of the all-attention family, whose networks may be wide, in which one weight is so
-    many times the others of its row; the tensor and convert's arguments."""
+    many times the others of its row, all of them times scale; the tensor and convert's arguments."""
     array = np.random.default_rng(2).standard_normal((all_attention.D, 400)).astype(np.float32)
     array[:, 0] = height
+    array *= np.float32(scale)
     w = all_attention.weights(adaptive=False, persistent=False)
     w["layers.0.ff.fc1.weight"] = tw.Tensor(np.ones((400, all_attention.D), np.float32))
     w["layers.0.ff.fc1.bias"] = tw.Tensor(np.zeros(400, np.float32))
@@ -207,8 +210,9 @@ def relative_error(array):
     return np.linalg.norm(exact - q * scales[:, None].astype(np.float64)) / np.linalg.norm(exact)
 
 
-def test_a_tensor_that_loses_too_much_is_refused_unless_forced(tmp_path, refused):
-    array, args = with_outlier(tmp_path, 150)
+@pytest.mark.parametrize("scale", [1, 2**-20])
+def test_a_tensor_that_loses_too_much_is_refused_unless_forced(scale, tmp_path, refused):
+    array, args = with_outlier(tmp_path, 150, scale)
     error = relative_error(array)
     assert error > BOUND
     line = refused(args[0], OUTLIER, "%g" % BOUND, "--dtype bf16", "--force",
