@@ -7,9 +7,11 @@ The golden cases themselves are computed by tests/golden/test_sparse_memory_http
 import hashlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sparse_memory_lm
 import sparse_memory_lm_config
 import torch_writer as tw
 from convert_harness import ROOT, convert
@@ -120,6 +122,16 @@ def test_codes_with_scales_of_both_signs_become_int8(tmp_path, folder):
     assert tensors[name].dtype == np.int8 and np.array_equal(tensors[name] * tensors[name + ".scale"][:, None], due)
 
 
+@pytest.mark.parametrize("args", [(), ("--dtype", "int8")])
+def test_codes_in_pieces_join_without_a_seam(tmp_path, monkeypatch, args):
+    import safetensors_file
+    made(SET, tmp_path / "whole", *args)
+    monkeypatch.setattr(safetensors_file, "CHUNK", 32000)
+    made(SET, tmp_path / "pieces", *args)
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() \
+        == (tmp_path / "pieces" / "model.safetensors").read_bytes()
+
+
 def test_tensors_begin_at_multiples_of_their_elements(tmp_path):
     """Also behind rows of 37 integers of 8 bits."""
     made(WHOLE, tmp_path / "model", "--dtype", "int8", "--force")
@@ -202,6 +214,13 @@ def test_the_end_of_text_can_be_given(tmp_path):
     assert config_of(tmp_path / "model")["eos_token_id"] == 7
     assert "the tokenizer says 1000" in refused(SET, tmp_path / "other", "--tokenizer", TOKENIZER,
                                                 "--set", "eos_token_id=7")
+
+
+@pytest.mark.parametrize("n_vocab, due", [(50304, 50256), (50257, 50256), (50305, None)])
+def test_the_vocabulary_of_gpt2_tells_its_end_of_text(n_vocab, due):
+    model = SimpleNamespace(config={"vocab_size": n_vocab})
+    sparse_memory_lm.read_text(model, None, {})
+    assert model.config.get("eos_token_id") == due
 
 
 # ---- what is refused ----------------------------------------------------------------------------
@@ -331,7 +350,6 @@ def test_table_shape_counts_more_than_meta_json(tmp_path, folder, key, value):
 
 
 def test_sums_are_of_whole_files(tmp_path, monkeypatch):
-    import sparse_memory_lm
     monkeypatch.setattr(sparse_memory_lm, "HASH_CHUNK", 1000)
     made(SET, tmp_path / "model")
 
