@@ -136,6 +136,9 @@ def test_slots_taken_modulo_are_less_than_the_server_counts(tmp_path, refused):
     params = {"mem_n_keys": n, "n_indices": n * n, "mem_size": 16, "mem_modulo_size": 16}
     source, _ = checkpoint(tmp_path, params, keys=np.ones((2, 2, n, 2), np.float16))
     refused(source, "memories.1_in.keys", "46341 keys make 2147488281 slots", "2^31")
+    keys = tw.Tensor(np.zeros(1, np.float32), size=(2, 2**24 + 1, 4), stride=(0, 0, 0))  # of a flat memory
+    value = tw.tiny(params=tw.tiny_params(mem_implementation="flat"), memories__1_in__keys=keys)
+    refused(tw.write_zip(tmp_path / "c.pth", value), "memories.1_in.keys", "shape [2, 16777217, 4]")
 
 
 def test_slot_maps_are_permutations(tmp_path, refused):
