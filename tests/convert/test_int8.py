@@ -84,7 +84,7 @@ def test_what_decides_about_slots_and_what_is_small_stays_as_it_is(tiny, tmp_pat
         np.testing.assert_array_equal(stored[name][1], weights[name], err_msg=name)
 
 
-def test_four_bits_of_zeros_and_of_both_ends(tmp_path):
+def test_four_bits_of_zeros_and_of_both_ends(tmp_path, refused):
     """There is no code 8: of equal magnitudes the first is exact. Zeros lose nothing."""
     name, values = "memories.1_in.values.weight", np.zeros((16, 8), np.float32)
     for row, due in (([0] * 8, [0] * 8), ([1, -1] * 4, [1, -0.875] * 4), ([-1, 1] * 4, [-1, 0.875] * 4)):
@@ -96,6 +96,9 @@ def test_four_bits_of_zeros_and_of_both_ends(tmp_path):
         assert codes.shape == (16, 4)
         numbers = np.concatenate([codes & 15, codes >> 4], 1).astype(int) - 8
         assert (numbers[5] * scales[5]).tolist() == due and not (numbers[4] * scales[4]).any()
+    values[5] = 1e6
+    source = tw.write_zip(tmp_path / "c.pth", tw.tiny(memories__1_in__values__weight=tw.Tensor(values)))
+    refused(source, name, "holds 1e+06, too large for a scale in fp16", args=("--values", "q4"))
 
 
 def test_shared_keys_have_two_dimensions_and_stay(tmp_path):
