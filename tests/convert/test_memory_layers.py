@@ -218,10 +218,11 @@ def test_one_storage_for_all_copies(tmp_path):
 def test_copies_that_differ(tmp_path, refused, monkeypatch):
     import memory_layers
     monkeypatch.setattr(memory_layers, "CHUNK", 24)  # three rows at a time
-    arrays = mw.weights()
-    arrays[TABLE % 3] = arrays[TABLE % 3].copy()
-    arrays[TABLE % 3][19, 7] ^= 1
-    refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, TABLE % 1, "row 19", "mem_share_values")
+    for row in (0, 24, 19):
+        arrays = mw.weights()
+        arrays[TABLE % 3] = arrays[TABLE % 3].copy()
+        arrays[TABLE % 3][row, 7] ^= 1
+        refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, TABLE % 1, "row %d" % row, "mem_share_values")
     storage = tw.Storage(np.concatenate([arrays[TABLE % 1], arrays[TABLE % 3]]))  # both in one storage
     arrays[TABLE % 1], arrays[TABLE % 3] = (tw.Tensor(arrays[TABLE % 1], storage, at) for at in (0, 200))
     refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, TABLE % 1, "row 19")

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 import torch_writer as tw
+import xlm_memory
 from convert_harness import convert
 
 BN = "memories.1_in.query_proj.query_mlps.1."
@@ -180,11 +181,13 @@ def test_integers_where_weights_are_due(tmp_path, refused):
             "'layer_norm_emb.bias'", "floating point", "int64")
 
 
-def test_a_tied_output_that_differs(tmp_path, refused):
+@pytest.mark.parametrize("row", [0, 5, 15])
+def test_a_tied_output_that_differs(row, tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(xlm_memory, "CHUNK_ROWS", 3)
     other = tw.tiny_weights()["embeddings.weight"].copy()
-    other[5, 3] += 1
+    other[row, 3] += 1
     refused(checkpoint(tmp_path, tw.tiny(pred_layer__proj__weight=tw.Tensor(other))),
-            "'pred_layer.proj.weight'", "row 5", "share_inout_emb")
+            "'pred_layer.proj.weight'", "row %d," % row, "share_inout_emb")
 
 
 def test_an_untied_output_is_written(tmp_path):
