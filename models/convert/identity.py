@@ -65,8 +65,10 @@ def find_program(program=None):
     """The program that computes probes, or None."""
     if program is not None:
         return None if program == "none" else program
-    built = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "build", "pkmserve")
-    return os.environ.get("PKMSERVE") or (built if os.access(built, os.X_OK) else shutil.which("pkmserve"))
+    here = os.path.dirname(os.path.realpath(__file__))
+    beside = [os.path.join(here, *up, "pkmserve") for up in (["..", "..", "build"], ["..", "..", "..", "..", "bin"])]
+    found = [path for path in beside if os.access(path, os.X_OK)]  # in the repository, or as installed
+    return os.environ.get("PKMSERVE") or (found[0] if found else shutil.which("pkmserve"))
 
 
 def computed(program, directory, tokens, dtype):

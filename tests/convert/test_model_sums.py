@@ -5,6 +5,7 @@ Rerun one: /usr/bin/python3 -m pytest tests/convert/test_model_sums.py -k 'probe
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -40,6 +41,20 @@ def test_a_converted_model_has_sums_and_a_probe(tmp_path, monkeypatch):
     assert status == 0 and identity["probe"] == identity["files"] == "ok", identity
     again, _ = converted(tmp_path, "--program", PKMSERVE)  # replaces the earlier conversion
     assert served(again)[0] == 0
+
+
+def test_the_program_beside_the_installed_converter_is_found(tmp_path):
+    """What make install and make dist lay out, wherever that is and whatever PATH says."""
+    folder, program = tmp_path / "share/pkmserve/models/convert", tmp_path / "bin/pkmserve"
+    for path in (folder / WRITER.name, program):
+        path.parent.mkdir(parents=True)
+    shutil.copy(WRITER, folder)
+    program.write_text("")
+    program.chmod(0o755)
+    names = "import sys; sys.path[:0] = sys.argv[1:]; import identity; print(identity.find_program())"
+    env = {name: value for name, value in os.environ.items() if name != "PKMSERVE"}
+    done = subprocess.run([sys.executable, "-c", names, folder, WRITER.parent], capture_output=True, text=True, env=env)
+    assert os.path.realpath(done.stdout.strip()) == str(program), done.stderr
 
 
 def test_without_the_program_there_are_sums_alone(tmp_path):
