@@ -210,7 +210,7 @@ install: all ## install program, demo models, converter, documents, completions 
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo-bytes" $(wildcard models/demo-bytes/*)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/demo-dense" $(wildcard models/demo-dense/*)
 	install -D -m 644 -t "$(SHARE)/pkmserve/models/convert" $(wildcard models/convert/*.py)
-	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE CHANGELOG.md
+	install -D -m 644 -t "$(SHARE)/doc/pkmserve" README.md LICENSE
 	for folder in server models models/convert models/python docker docker/batch; do \
 	    install -D -m 644 -t "$(SHARE)/doc/pkmserve/$$folder" $$folder/*.md || exit; done
 	install -d "$(SHARE)/man/man1" "$(SHARE)/bash-completion/completions" "$(SHARE)/zsh/site-functions" \
@@ -226,11 +226,11 @@ VERSION = $(shell sed -n 's/.*PKMSERVE_VERSION "\(.*\)"/\1/p' server/version.h)
 
 .PHONY: dist deb check-packages
 dist: all ## pack what make install installs: build/pkmserve-VERSION.tar.gz
-	packaging/dist.sh $(B) $(VERSION)
+	docker/packages/dist.sh $(B) $(VERSION)
 deb: all ## make a Debian package with a systemd unit, in build
-	packaging/deb.sh $(B) $(VERSION)
+	docker/packages/deb.sh $(B) $(VERSION)
 check-packages: dist deb ## install both into a bare Debian and run them there; as root, with debootstrap
-	packaging/check.sh $(B)
+	docker/packages/check.sh $(B)
 
 # ---- containers ---------------------------------------------------------------------------------
 

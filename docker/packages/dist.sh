@@ -1,7 +1,7 @@
 #!/bin/sh
 # dist.sh BUILD VERSION: packs what `make install` installs as BUILD/pkmserve-VERSION.tar.gz. Called by `make dist`.
 set -eu
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 build=$1 name=pkmserve-$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

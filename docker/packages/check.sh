@@ -2,7 +2,7 @@
 # check.sh BUILD: installs the packages that `make dist deb` made into a bare Debian (debootstrap, as root, with the
 # network) and runs the program there. Called by `make check-packages`.
 set -eu
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 build=$1
 command -v debootstrap >/dev/null || { echo "check-packages: install debootstrap" >&2; exit 1; }
 root=$(mktemp -d)

@@ -2,7 +2,7 @@
 # deb.sh BUILD VERSION: what `make install` installs as a Debian package of this machine's architecture, with the
 # systemd unit. Called by `make deb`.
 set -eu
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 build=$1 version=$2
 architecture=$(dpkg --print-architecture)
 source=$(mktemp -d)
@@ -16,7 +16,7 @@ gzip -9n "$root/usr/share/man/man1/pkmserve.1"
 install -d "$root/usr/share/zsh/vendor-completions"
 mv "$root/usr/share/zsh/site-functions/_pkmserve" "$root/usr/share/zsh/vendor-completions"
 rmdir "$root/usr/share/zsh/site-functions"
-install -D -m 644 -t "$root/lib/systemd/system" packaging/pkmserve.service
+install -D -m 644 -t "$root/lib/systemd/system" docker/packages/pkmserve.service
 install -D -m 644 LICENSE "$root/usr/share/doc/pkmserve/copyright"
 
 # dpkg-shlibdeps finds the packages that the program needs, and the oldest version of each that has what it uses. It
