@@ -189,12 +189,16 @@ static void http_handle(struct http_exchange *hx)
     http_drop_body(hx);
 }
 
+static struct http_exchange *http_of_task(struct worker_task *task)
+{
+    return (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+}
+
 /* On a worker thread. The connection sleeps until the last line. If the client has left, its body
  * is not read: the client may have sent the same again, and others are waiting. */
 static void http_handle_long(struct worker_task *task)
 {
-    struct http_exchange *const hx =
-        (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+    struct http_exchange *const hx = http_of_task(task);
     hx->x.wait_us = clock_now_us() - hx->x.body_us + 1;
     if (watch_has_left(hx->conn)) {
         const bool cut = atomic_load(&hx->http->cutting); /* by us: its client waits */
@@ -453,8 +457,7 @@ static void http_refuse_unread(struct http *http)
     struct api_error error = {.retry_after_s = 5};
     (void)api_error_set(&error, 503, "shutting_down", NULL, "the server is shutting down");
     for (struct worker_task *task; (task = worker_take_back(http->worker)) != NULL;) {
-        struct http_exchange *const hx =
-            (struct http_exchange *)((char *)task - offsetof(struct http_exchange, task));
+        struct http_exchange *const hx = http_of_task(task);
         exchange_error(&hx->x, &error);
         http_drop_body(hx);
         watch_attach(hx->conn);
