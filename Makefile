@@ -101,10 +101,6 @@ SERVER_OBJ := $(call obj,$(SERVER_SRC)) $(ENGINE_OBJ)
 all: $(B)/pkmserve ## build the program, build/pkmserve
 all: $(if $(CUDA_WANTED),cuda)
 
-$(B)/pkmserve: $(call obj,server/main.c) $(SERVER_OBJ)
-	$(call say,link)
-	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(LDLIBS_SERVER)
-
 define SIMD_RULE
 $(B)/%.$(1).o: %.c
 	@mkdir -p $$(@D)
@@ -162,23 +158,27 @@ $(B)/nvcc/%.o: %.c
 	$(call say,C)
 	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -c -o $@ $<
 
-# ---- the engine alone ----------------------------------------------------------------------------
+# ---- the program -----------------------------------------------------------------------------------
 
-# pkmserve-engine is pkmserve without `serve`, for machines without libmicrohttpd. Where SentencePiece is
-# missing it takes token ids only (WITH_SPM=0); where zlib or libzstd is, it has no --jsonl (WITH_ZIP=0);
-# jansson may come from build/gpu-kit (KIT).
+# Where SentencePiece is missing, the program takes token ids and byte-level BPE alone (WITH_SPM=0); where zlib or
+# libzstd is, it has no --jsonl (WITH_ZIP=0). jansson and libmicrohttpd may come from build/gpu-kit (KIT).
 WITH_SPM ?= 1
 WITH_ZIP ?= 1
 KIT      ?=
 ifneq ($(KIT),)
 COMMON   += -isystem $(KIT)/include
-override LDFLAGS += -L$(KIT)/lib
+override LDFLAGS += -L$(KIT)/lib -Wl,-rpath-link,$(KIT)/lib
 endif
-ENGINE_IDS_OBJ  := $(B)/engine/none/tokenizer_spm.o $(filter-out $(B)/engine/tokenizer_spm.o,$(ENGINE_OBJ))
-ENGINE_ONLY_OBJ := $(if $(filter 0,$(WITH_SPM)),$(ENGINE_IDS_OBJ),$(ENGINE_OBJ))
-ENGINE_ONLY_OBJ += $(B)/server/$(if $(filter 0,$(WITH_ZIP)),none,io)/codec.o
-ENGINE_ONLY_LIB := $(if $(filter 0,$(WITH_ZIP)),,-lz -lzstd) -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
+ENGINE_IDS_OBJ := $(B)/engine/none/tokenizer_spm.o $(filter-out $(B)/engine/tokenizer_spm.o,$(ENGINE_OBJ))
+WITH_OBJ := $(if $(filter 0,$(WITH_SPM)),$(ENGINE_IDS_OBJ),$(ENGINE_OBJ)) \
+    $(B)/server/$(if $(filter 0,$(WITH_ZIP)),none,io)/codec.o
+WITH_LIB := $(if $(filter 0,$(WITH_ZIP)),,-lz -lzstd) -ljansson $(if $(filter 0,$(WITH_SPM)),,-lsentencepiece -lstdc++) -lm
 
+$(B)/pkmserve: $(filter-out %/codec.o,$(call obj,server/main.c $(SERVER_SRC))) $(WITH_OBJ)
+	$(call say,link)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) -lmicrohttpd $(WITH_LIB)
+
+# pkmserve-engine is pkmserve without `serve`, for machines without libmicrohttpd.
 .PHONY: engine
 engine: ## build build/pkmserve-engine: every command but serve, without libmicrohttpd
 	@variables=$$(CC="$(CC)" CXX="$(CXX)" .ci/engine-libs) && \
@@ -188,9 +188,9 @@ engine: ## build build/pkmserve-engine: every command but serve, without libmicr
 $(B)/server/parts.a: $(filter-out %/http.o %/http_head.o %/serve.o %/codec.o,$(call obj,$(SERVER_SRC)))
 	$(call say,ar)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$(B)/pkmserve-engine: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(ENGINE_ONLY_OBJ)
+$(B)/pkmserve-engine: $(call obj,server/main.c server/none/serve.c) $(B)/server/parts.a $(WITH_OBJ)
 	$(call say,link)
-	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(ENGINE_ONLY_LIB)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LDFLAGS) $(WITH_LIB)
 
 # ---- running -----------------------------------------------------------------------------------
 

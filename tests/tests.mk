@@ -15,9 +15,10 @@ gpu-kit: ## gather into build/gpu-kit what a bare GPU machine lacks
 	@CC="$(CC)" .ci/gpu-kit build/gpu-kit
 
 # What tests/gpu/check.py runs; it builds them itself, in a folder of its own.
-GPU_PROGRAMS := $(addprefix $(B)/,pkmserve-engine tests/gpu/forward tests/kernels/run_check tests/bench/bench_device)
+GPU_PROGRAMS := $(addprefix $(B)/,pkmserve pkmserve-engine tests/gpu/forward tests/kernels/run_check tests/bench/bench_device \
+    tests/bench/make_model)
 gpu-programs: $(GPU_PROGRAMS) # for a rehearsal, and its test
-check-gpu: ## on a machine with a GPU: build, check, measure, write a report (8 minutes; PART=right|fast|rest|cores)
+check-gpu: ## on a machine with a GPU: build, check, measure, write a report (8 minutes; PART=right|fast|rest|serve|cores)
 	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/gpu/check.py $(if $(PART),--part $(PART)) $(CHECK_GPU)
 
 # What a GPU would do, counted without one: what the double is asked to launch, and what ptxas says of the kernels.

@@ -167,7 +167,7 @@ static int write_config(const char *dir, const struct plan_shape *shape)
 int main(int argc, char **argv)
 {
     struct plan_shape shape = PLAN_MODEL_A;
-    if (argc < 2 || argc % 2 != 0) {
+    if (argc < 2 || argc % 2 != 0 || argv[1][0] == '-') {
         fprintf(stderr, "make_model: usage: make_model DIR [--FLAG VALUE]...\n");
         return 2;
     }

@@ -1,11 +1,12 @@
 """make check-gpu: builds the engine on a machine with a GPU, checks it there, measures it, writes a report.
 
-    check.py [--build build/gpu-check] [--part right|fast|rest|cores] [--only PART,...]
+    check.py [--build build/gpu-check] [--part right|fast|rest|serve|cores] [--only PART,...]
              [--budget SECONDS] [--report FILE] [--no-build]
     check.py --rehearse DEVICE --build BUILD [...]     the same with tiny sizes on any backend
 
 Needs nvcc, a GPU, a C compiler, make, Python; NumPy for golden and bits, PyTorch for the comparison; no network.
---part cores, which measures the CPU backend by threads, needs no GPU and no nvcc.
+--part cores, which measures the CPU backend by threads, needs no GPU and no nvcc; --part serve, the server over
+HTTP, needs libmicrohttpd, which build/gpu-kit has. Neither is part of what runs without --part.
 The parts run one after the other, each within a budget, all of them within eight minutes, or those of one --part,
 with twice the budgets, within nine. The report is written after each, so a part that fails, hangs or is cut
 costs the others nothing; it goes to the folder that the environment's OUT names, if there is one, else to
@@ -26,17 +27,20 @@ import cores
 import machine
 import ops
 import report
+import serve
 import speed
 from run import ROOT, Run, say
 
 # part -> its budget in seconds, in the order of running; what one leaves, the later ones may use. The sum of all
-# but cores is below eight minutes.
+# but those apart is below eight minutes.
 BUDGETS = {"machine": 10, "build": 120, "prepare": 10, "ops": 45, "bits": 35, "golden": 40,
-           "sanitizers": 45, "speed": 90, "optimes": 15, "torch": 60, "cores": 190}
+           "sanitizers": 45, "speed": 90, "optimes": 15, "torch": 60, "serve": 190, "cores": 190}
+APART = {"serve", "cores"}  # only with --part or --only
 # The same as three commands, for a machine that lends ten minutes at a time; each builds what is not built.
 GROUPS = {"right": ["build", "prepare", "ops", "bits"],
           "fast": ["build", "speed", "optimes"],
           "rest": ["build", "prepare", "golden", "sanitizers", "torch"],
+          "serve": ["build", "serve"],
           "cores": ["build", "cores"]}
 BUDGET, GROUP_BUDGET, GROUP_PATIENCE = 470, 520, 2
 PROGRAMS = ["pkmserve-engine", "tests/kernels/run_check", "tests/gpu/forward",
@@ -48,7 +52,9 @@ def needs_gpu(run):
 
 
 def programs(run):
-    return PROGRAMS if needs_gpu(run) else [cores.PROGRAM]
+    if not needs_gpu(run):
+        return [cores.PROGRAM]
+    return [*(PROGRAMS if set(run.wanted) - {"build", "serve"} else []), *(serve.PROGRAMS if "serve" in run.wanted else [])]
 
 
 def make(run, *arguments):
@@ -64,7 +70,7 @@ def build(run):
     libraries = run.command(["sh", ".ci/engine-libs"], 20)
     if not libraries.good:
         run.fail(libraries.why())
-    targets = [str(run.build / name) for name in ["libpkmserve_cuda.so", *PROGRAMS]]
+    targets = [str(run.build / name) for name in ["libpkmserve_cuda.so", *programs(run)]]
     fail_on_errors(run, make(run, "NVCC_WARN=", "CUDA=1", "CUDA_ARCH=" + run.machine["arch"], *libraries.out.split(), *targets))
 
 
@@ -102,8 +108,8 @@ def parts(options):
              "bits": with_numpy("check_bits"), "golden": with_numpy("check_golden"),
              "sanitizers": ops.check_sanitizers, "speed": speed.check_speed,
              "optimes": speed.check_optimes, "torch": speed.check_torch,
-             "cores": cores.check_cores}
-    wanted = options.only.split(",") if options.only else GROUPS.get(options.part, [p for p in table if p != "cores"])
+             "serve": serve.check_serve, "cores": cores.check_cores}
+    wanted = options.only.split(",") if options.only else GROUPS.get(options.part, [p for p in table if p not in APART])
     for name in set(wanted) - set(table):
         sys.exit("check-gpu: no part %s; there are %s" % (name, ", ".join(table)))
     return [(name, table[name]) for name in table

@@ -302,6 +302,7 @@ def write(run, path):
         ("bits", "The same bits however the work is cut", table(
             ["case", "type", "ways that give the same bits"], sorted(run.tables.get("bits", [])))),
         ("ops", "Ops against ref", table(["op", "cases"], run.tables.get("ops", []))),
+        ("serve", "Serving over HTTP", serve_section(run)),
         ("cores", "The CPU backend by threads", cores_section(run)),
         ("sanitizers", "compute-sanitizer", table(["tool", "clean"], run.tables.get("sanitizers", []))),
     ]
@@ -318,6 +319,12 @@ def optimes_section(run):
     return lines and lines + ["", "Eager steps, an event before and after each op, less what two events take with nothing "
                               "between them (kernels/cuda/trace.cu). What lies between ops, and what graphs or overlap "
                               "save, is the difference to the steps above."]
+
+
+def serve_section(run):
+    lines = table(["what", "figures"], run.tables.get("serve", []))
+    return lines and lines + ["", "pkmserve on model A's shape with random weights and a context of 2048, as it is started without "
+                              "options; clients on the same machine. A step runs from one to the next while all streams run."]
 
 
 def cores_section(run):
