@@ -23,7 +23,7 @@ def test_the_server_is_looked_at_over_http(tools, tmp_path):  # noqa: F811
     rows = section(text, "Serving over HTTP")
     for line in (r"start, with the self-test \| [\d.]+ s", r"the same bits alone and in a crowd \| 30 of 30 answers",
                  r"1 stream \| \d+ tokens/s; a step \d+ µs, of it in the model \d+; front's threads \d+ µs a step",
-                 r"4 streams \| \d+ tokens/s;", r"scoring of 8 texts of 24 tokens \| \d+ tokens/s",
+                 r"40 streams \| \d+ tokens/s;", r"scoring of 8 texts of 24 tokens \| \d+ tokens/s",
                  r"everything at once for 2 s \| [1-9]\d* requests, .*, 0 wrong; memory [+-]\d+ MiB"):
         assert re.search(line, rows), rows
     assert "## Aims" not in text and "None of what was run." in section(text, "Failures")
