@@ -86,7 +86,7 @@ struct fast_path {
     bool is_exact;    /* results have the same bits with it; else they differ by rounding */
     bool is_used;
 };
-enum { FAST_PATH_MAX = 8 };
+enum { FAST_PATH_MAX = 12 };
 
 struct backend {
     const struct backend_ops *op;

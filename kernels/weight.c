@@ -21,7 +21,7 @@ struct weight weight_head(const struct tensor *host, const struct weight_desc *d
     CHECK(desc->kind != WEIGHT_KEYS || (host->dtype != DTYPE_I8 && desc->dtype != DTYPE_I8));
     CHECK(desc->placement != PLACEMENT_MMAP || desc->kind == WEIGHT_TABLE);
     CHECK(desc->n_group >= 1 && host->rows % desc->n_group == 0);
-    CHECK(desc->kind == WEIGHT_KEYS || desc->n_group == 1);
+    CHECK(desc->kind == WEIGHT_KEYS || (desc->n_group == 1 && !desc->is_flat));
     CHECK(!desc->is_split || desc->kind == WEIGHT_KEYS ||
           (desc->kind == WEIGHT_MATRIX && desc->dtype == DTYPE_F32));
     return (struct weight){.kind = desc->kind,

@@ -42,6 +42,7 @@ struct weight_desc {
     enum dtype dtype;
     enum placement placement;
     int n_group;            /* KEYS: independent key sets that follow one another; else 1 */
+    bool is_flat;           /* KEYS, of a PKM_FLAT memory, which may be searched otherwise */
     bool is_split;          /* KEYS, and MATRIX of F32: rows and weights may be split into sums of
                              * two BF16 numbers, and the product of the two low parts left out. A
                              * product x·w is then off by less than 2^-15 of it, by some 2^-18 on

@@ -313,7 +313,8 @@ const struct weight *loader_weight(struct loader *loader, const struct tensor *h
 }
 
 const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
-                                       enum weight_kind kind, int n_group, const char *name)
+                                       enum weight_kind kind, int n_group, bool is_flat,
+                                       const char *name)
 {
     /* Of queries only a device's: no CPU that could multiply split ones has been tried with a
      * model. */
@@ -323,6 +324,7 @@ const struct weight *loader_f32_weight(struct loader *loader, const struct tenso
                                      .dtype = DTYPE_F32,
                                      .placement = PLACEMENT_DEVICE,
                                      .n_group = n_group,
+                                     .is_flat = is_flat,
                                      .is_split = is_split};
     return loader_weight(loader, host, &desc, name, &loader->info->weight_bytes);
 }

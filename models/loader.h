@@ -115,9 +115,11 @@ void loader_array(struct loader *loader, struct tensor *array, const float *host
 void loader_words(struct loader *loader, struct tensor *words, const void *host, int64_t rows,
                   int64_t cols, enum dtype dtype);
 
-/* A weight on the device in F32, whatever info->dtype is; NULL after a failure. */
+/* A weight on the device in F32, whatever info->dtype is; is_flat: keys of a PKM_FLAT memory. NULL
+ * after a failure. */
 const struct weight *loader_f32_weight(struct loader *loader, const struct tensor *host,
-                                       enum weight_kind kind, int n_group, const char *name);
+                                       enum weight_kind kind, int n_group, bool is_flat,
+                                       const char *name);
 
 /* Hands host to the backend; bytes is where the weight is counted. NULL after a failure. */
 const struct weight *loader_weight(struct loader *loader, const struct tensor *host,

@@ -67,7 +67,7 @@ static void make_nets(struct loader *loader, struct nets *nets, float *matrix, c
     for (int i = 0; i < nets->n && loader->code == ERR_OK; i++) {
         const struct tensor host =
             tensor_make(matrix + i * nets->n_out * nets->n_in, nets->n_out, nets->n_in, DTYPE_F32);
-        (void)loader_f32_weight(loader, &host, WEIGHT_MATRIX, 1, name);
+        (void)loader_f32_weight(loader, &host, WEIGHT_MATRIX, 1, false, name);
     }
 }
 
@@ -215,7 +215,7 @@ static const struct weight *bind_keys(struct loader *loader, const struct pkm_sh
     const int n_group = is_shared ? 1 : shape->n_head * (int)n_half;
     const struct tensor host = tensors_view(entry, (int64_t)n_group * shape->n_key, cols);
     const struct weight *const keys =
-        loader_f32_weight(loader, &host, WEIGHT_KEYS, n_group, name->text);
+        loader_f32_weight(loader, &host, WEIGHT_KEYS, n_group, !product, name->text);
     tensors_release(entry);
     return keys;
 }

@@ -1,8 +1,9 @@
 /* Causal attention over the pages of the cache: the op, and the kernel for few rows of requests.
  *
- * Drawn tokens go to attention_drawn.cu, rows of requests that tensor cores may compute to
- * attention_mma.cu, others to the kernel here while they are few, and many to attention_tile.cu;
- * these two give the same bits, so that is a matter of speed.
+ * Drawn tokens go to attention_drawn.cu, or without that path to attention_tile.cu, whatever their
+ * number; rows of requests that tensor cores may compute to attention_mma.cu, others to the kernel
+ * here while they are few, and many to attention_tile.cu; these two give the same bits, so that is
+ * a matter of speed.
  *
  * Rows × heads of few rows do not fill the device, so the splits of a row (attention.cuh) are
  * shared out among units, a block of each head to each: step_begin makes them of the rows' lengths,
@@ -373,8 +374,8 @@ void cuda_attention(struct cuda *cu, struct tensor y, struct tensor q, struct te
         attention_mma_launch(cu, &a, scratch, n_page_max);
         return;
     }
-    if (scratch->n_unit == 0) {
-        CHECK(!cu->is_drawn);
+    if (scratch->n_unit == 0 || (cu->is_drawn && !cu->attends_drawn)) {
+        CHECK(!cu->is_drawn || k.data == NULL);
         attention_tile_launch(cu, &a, cache, static_cast<int>(y.rows));
         return;
     }

@@ -342,15 +342,15 @@ __global__ void __launch_bounds__(BLOCK, blocks_per_sm) tile_kernel(struct atten
 template <typename T, int R, int G, bool is_one_buffer, int blocks_per_sm>
 void tile_launch(struct cuda *cu, const struct attention_args *a, int n_row)
 {
-    const auto kernel = tile_kernel<T, R, G, is_one_buffer, blocks_per_sm>;
     const int tile_rows = R * ROW_GROUPS;
     const size_t bytes = shared_bytes<T>(a, tile_rows, is_one_buffer ? 1 : 2) +
                          sizeof(float) * static_cast<size_t>(tile_rows * E_STRIDE);
     CHECK(bytes <= SHARED_BYTES_MAX);
-    if (!cuda_shared(cu, kernel, bytes, "attention")) {
+    if (!cuda_shared(cu, tile_kernel<T, R, G, is_one_buffer, blocks_per_sm>, bytes, "attention")) {
         return;
     }
-    LAUNCH(kernel, tile_grid(cu, a, n_row), dim3(BLOCK), bytes, cuda_queue(cu), *a);
+    LAUNCH((tile_kernel<T, R, G, is_one_buffer, blocks_per_sm>), tile_grid(cu, a, n_row),
+           dim3(BLOCK), bytes, cuda_queue(cu), *a);
     cuda_check(cu, "attention");
 }
 

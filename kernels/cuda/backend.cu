@@ -441,6 +441,11 @@ static enum err_code cuda_open(struct backend **be, const struct backend_options
         cuda_fast_path(cu, "fusion", true, &cu->fuses);
     }
     cu->attends_mma = wants("PKMSERVE_CUDA_ATTENTION", true);
+    cu->attends_drawn = wants("PKMSERVE_CUDA_DRAWN", true);
+    if (cu->attends_drawn) {
+        cuda_fast_path(cu, "drawn", false, &cu->attends_drawn);
+    }
+    cu->searches_flat = wants("PKMSERVE_CUDA_FLAT", true);
     cu->uses_gemm = wants("PKMSERVE_CUDA_GEMM", true);
     if (cu->uses_gemm) {
         cuda_fast_path(cu, "gemm", true, &cu->uses_gemm);

@@ -284,6 +284,8 @@ struct cuda {
     bool fuses;                  /* ops: launch.cu */
     bool splits;                 /* what may be: pkm_search_mma.cu, linear_split.cu */
     bool attends_mma;            /* rows of requests, where it may: attention_mma.cu */
+    bool attends_drawn;          /* drawn tokens by attention_drawn.cu; else as attention_tile.cu */
+    bool searches_flat;          /* flat keys by pkm_search_flat.cu; else by search_any */
     bool uses_gemm;              /* of many rows, where it may; else gemv multiplies them */
     enum cuda_dense dense;       /* matrices so far */
     bool is_fast;                /* fast math: products may depend on the number of rows */

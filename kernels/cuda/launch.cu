@@ -210,7 +210,8 @@ void launch_attention(struct backend *be, struct tensor y, struct tensor q, stru
 {
     const struct cuda_step *const s = cuda_step_of(step);
     const int n_kv_head = static_cast<int>(k_pages.cols / KV_PAGE / (y.cols / n_head));
-    const bool is_apart = k.data != NULL && (n_kv_head != n_head || !step->is_drawn);
+    const bool is_apart =
+        k.data != NULL && (n_kv_head != n_head || !step->is_drawn || !cuda_of(be)->attends_drawn);
     const struct tensor none = {};
     const struct tensor k_left = is_apart ? none : k;
     const struct tensor v_left = is_apart ? none : v;

@@ -234,7 +234,8 @@ void cuda_pkm_search(struct cuda *cu, struct tensor slots, struct tensor weights
     const bool is_shared = keys->n_group == 1 && s.n_head * s.n_half > 1;
     s.layout.group_quads = is_shared ? 0 : s.layout.group_quads;
     const bool is_flat = s.n_half == 1;
-    if (is_shared || s.k_top > K_MAX || s.d > D_MAX || (!is_flat && s.n_key > N_KEY_MAX)) {
+    if (is_shared || s.k_top > K_MAX || s.d > D_MAX ||
+        (is_flat ? !cu->searches_flat : s.n_key > N_KEY_MAX)) {
         search_any(cu, &s);
     } else if (is_flat) {
         search_flat(cu, &s);

@@ -409,10 +409,13 @@ enum err_code resource_weight_new(struct backend *be, struct weight **weight,
         return err_set(err, ERR_MEMORY, "%s: no host memory left for this weight", name);
     }
     w->head = head;
-    if (head.kind == WEIGHT_KEYS && desc->is_split && cu->splits &&
+    if (head.kind == WEIGHT_KEYS && desc->is_split && !desc->is_flat && cu->splits &&
         keys_can_split(head.rows, head.cols, head.n_group)) {
         w->split_at = (keys_bytes(head.rows, head.cols, head.n_group) + 15) / 16 * 16;
         cuda_fast_path(cu, "split", false, &cu->splits);
+    }
+    if (desc->is_flat && cu->searches_flat) {
+        cuda_fast_path(cu, "flat", false, &cu->searches_flat);
     }
     w->bytes = weight_size(w);
     const struct cuda_source source = {*host, desc->row_scale, desc->row_scale_f16};

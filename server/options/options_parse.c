@@ -575,7 +575,8 @@ void options_warn_environment(FILE *out)
         "PKMSERVE_ISA",          "PKMSERVE_CUDA_LIBRARY", "PKMSERVE_CUDA_GRAPHS",
         "PKMSERVE_CUDA_OVERLAP", "PKMSERVE_CUDA_LT",      "PKMSERVE_CUDA_SPLIT",
         "PKMSERVE_CUDA_TRACE",   "PKMSERVE_CUDA_FUSE",    "PKMSERVE_CUDA_ATTENTION",
-        "PKMSERVE_CUDA_AHEAD",   "PKMSERVE_CUDA_GEMM"};
+        "PKMSERVE_CUDA_AHEAD",   "PKMSERVE_CUDA_GEMM",    "PKMSERVE_CUDA_DRAWN",
+        "PKMSERVE_CUDA_FLAT"};
     for (char **variable = environ; variable && *variable; variable++) {
         const size_t bytes = strcspn(*variable, "=");
         bool known = strncmp(*variable, prefix, sizeof prefix - 1) != 0;

@@ -170,7 +170,7 @@ def variant_lines(f):
     base, rows = f.base(), []
     for tag, name in (("host", "values in pinned host memory"), ("eager", "no captured graphs"),
                       ("no overlap", "each kernel waits for the one before"), ("ahead", "the next step begun early"), ("apart", "norms apart"),
-                      ("no split", "keys and queries in F32"), ("no mma", "prompts attended in F32"),
+                      ("no split", "keys and queries in F32"), ("no mma", "prompts attended in F32"), ("no drawn", "drawn tokens attended in tiles"),
                       ("top_p", "drawn with top_p 0.9"), ("long", "in the middle of a long context"),
                       ("fast", "--deterministic off"), ("f32", "F32 weights"), ("f32 fast", "F32 weights, --deterministic off")):
         for part in ("decode", "prefill", "memory"):

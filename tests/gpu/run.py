@@ -32,6 +32,7 @@ FAST = {**OVERLAP, **SPLIT, **MMA}
 NO_OVERLAP = {"PKMSERVE_CUDA_OVERLAP": "0"}
 NO_SPLIT = {"PKMSERVE_CUDA_SPLIT": "0"}
 NO_MMA = {"PKMSERVE_CUDA_ATTENTION": "0"}
+NO_DRAWN = {"PKMSERVE_CUDA_DRAWN": "0"}
 LATE_MAX = 40  # names in one line of the report
 LOG_MAX = 200000  # characters of one stream in the log; its middle is left out
 

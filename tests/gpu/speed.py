@@ -7,7 +7,7 @@ all end up in run.records. The report puts them beside one another.
 import json
 
 import machine
-from run import APART, EAGER, FAST, NO_MMA, NO_OVERLAP, NO_SPLIT
+from run import APART, EAGER, FAST, NO_DRAWN, NO_MMA, NO_OVERLAP, NO_SPLIT
 
 SMALL = ["--layers", "3", "--width", "64", "--heads", "4", "--ff", "256", "--vocab", "500",
          "--positions", "64", "--memory-layer", "1", "--k", "8", "--key-width", "32", "--keys", "32"]
@@ -28,6 +28,7 @@ RUNS = [
     ("apart", [], ["decode:1,8"], APART),
     ("no split", [], [MEMORY_ROWS], NO_SPLIT),
     ("no mma", [], ["prefill:1024,4096,16384", "score:4096"], NO_MMA),
+    ("no drawn", [], ["decode:1,32,256"], NO_DRAWN),
     ("", DEEP, ["decode:1,32", "prefill:4096"], {}),
     ("long", ["--positions", "16384"], ["decode:1,8"], {}),
     ("host", ["--placement", "host"], ["decode:1,8,32", "memory:1,32,256"], {}),
@@ -51,6 +52,7 @@ SMALL_RUNS = [
     ("apart", [], ["decode:1,2"], APART),
     ("no split", [], ["memory:1,2"], NO_SPLIT),
     ("no mma", [], ["prefill:64"], NO_MMA),
+    ("no drawn", [], ["decode:1,2"], NO_DRAWN),
     ("", ["--memory-layer", "-1", "--layers", "4"], ["decode:1"], {}),
     ("long", ["--positions", "128"], ["decode:1"], {}),
     ("host", ["--placement", "host"], ["decode:1"], {}),

@@ -148,6 +148,7 @@ def test_every_part_runs_and_reports(tools, tmp_path):
     assert re.search(r"\| the next step begun early \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| norms apart \| decode \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section(text, "Variants"))
     assert re.search(r"\| prompts attended in F32 \| prefill \| 64 \|", section(text, "Variants"))
+    assert re.search(r"\| drawn tokens attended in tiles \| decode \| 2 \|", section(text, "Variants"))
     for part in "memory", "memory, query", "memory, search":
         assert re.search(r"\| keys and queries in F32 \| %s \| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|" % part,
                          section(text, "Variants")), part

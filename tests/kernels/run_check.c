@@ -9,7 +9,7 @@
  *   CHECK_CASE=0x1234        the single case that a failure named (with CHECK_OP)
  *
  * A GPU can search keys, multiply weights and attend to requests in two ways: both are checked,
- * whatever PKMSERVE_CUDA_SPLIT, PKMSERVE_CUDA_GEMM and PKMSERVE_CUDA_ATTENTION are.
+ * whatever PKMSERVE_CUDA_SPLIT, _GEMM, _ATTENTION, _DRAWN and _FLAT are.
  *
  * Prints one line per op and way. Exit status: 0 all is well, 1 something failed, 2 it could not
  * start. */
@@ -105,6 +105,8 @@ static const struct way ways[] = {
     {", split", "PKMSERVE_CUDA_SPLIT", "0", "1", is_split_row},
     {", without gemm", "PKMSERVE_CUDA_GEMM", "1", "0", is_linear},
     {", tensor cores", "PKMSERVE_CUDA_ATTENTION", "0", "1", is_attention},
+    {", drawn in tiles", "PKMSERVE_CUDA_DRAWN", "1", "0", is_attention},
+    {", flat as any", "PKMSERVE_CUDA_FLAT", "1", "0", is_search},
 };
 enum { N_WAY = sizeof ways / sizeof *ways };
 

@@ -22,6 +22,7 @@ static const char *const variables[] = {
     "CUDA_HOST_FAIL_LAUNCH", "CUDA_VISIBLE_DEVICES",  "CUDA_HOST_ORDER",
     "CUDA_HOST_CODE",        "CUDA_HOST_TRACE",       "PKMSERVE_CUDA_TRACE",
     "NVTX_INJECTION64_PATH", "PKMSERVE_CUDA_SPLIT",   "PKMSERVE_CUDA_ATTENTION",
+    "PKMSERVE_CUDA_DRAWN",   "PKMSERVE_CUDA_FLAT",
 };
 
 /* Each test begins with a fine device, and is skipped without a library. */

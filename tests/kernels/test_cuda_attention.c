@@ -350,6 +350,33 @@ static void test_a_decode_step_launches_once(void **state)
     crowd_drop(&c);
 }
 
+/* Without their own kernel (PKMSERVE_CUDA_DRAWN=0) drawn tokens attend in tiles, as many rows of
+ * requests do, and are stored before: ref's values, and the same bits alone and in a crowd. */
+static void test_drawn_tokens_without_their_kernel(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/test_cuda_attention.XXXXXX";
+    assert_int_equal(close(mkstemp(path)), 0);
+    assert_int_equal(setenv("PKMSERVE_CUDA_DRAWN", "0", 1), 0);
+    for (int i = 0; i < 2; i++) {
+        struct crowd c = {.cache = caches[i], .n_head = 2, .d_head = 16, .n_alone = 3};
+        for (int s = 0; s < 20; s++) {
+            crowd_add(&c, s * 53 % 311, 1);
+        }
+        struct crowd stored = c;
+        assert_int_equal(setenv("CUDA_HOST_TRACE", path, 1), 0);
+        check_crowd(&c, 1);
+        assert_int_equal(unsetenv("CUDA_HOST_TRACE"), 0);
+        if (strstr(getenv("PKMSERVE_CUDA_LIBRARY"), "cudahost") != NULL) {
+            assert_int_equal(count_launches(path, "drawn_kernel"), 0);
+            assert_int_equal(count_launches(path, "tile_kernel"), (i + 1) * (1 + 2 * 3));
+        }
+        check_stored_on_the_way(&stored);
+    }
+    assert_int_equal(unsetenv("PKMSERVE_CUDA_DRAWN"), 0);
+    (void)unlink(path);
+}
+
 int main(void)
 {
     (void)setenv("PKMSERVE_CUDA_ATTENTION", "0", 1); /* test_cuda_attention_mma.c has the other */
@@ -365,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_heads_that_are_too_wide),
         cmocka_unit_test(test_a_decode_step_stores_on_the_way),
         cmocka_unit_test(test_a_decode_step_launches_once),
+        cmocka_unit_test(test_drawn_tokens_without_their_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

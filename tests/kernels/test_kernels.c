@@ -36,7 +36,7 @@ struct subject {
     int percent;
     const char *overlap;   /* PKMSERVE_CUDA_OVERLAP */
     const char *split;     /* PKMSERVE_CUDA_SPLIT */
-    const char *attention; /* PKMSERVE_CUDA_ATTENTION */
+    const char *attention; /* PKMSERVE_CUDA_ATTENTION, _DRAWN, _FLAT */
 };
 
 /* avx512-pairs and -wide are what avx512 chooses from by machine: how BF16 weights are multiplied.
@@ -72,6 +72,8 @@ static enum err_code subject_open(struct backend **be, const struct subject *sub
     (void)setenv("PKMSERVE_CUDA_OVERLAP", subject->overlap, 1);
     (void)setenv("PKMSERVE_CUDA_SPLIT", subject->split, 1);
     (void)setenv("PKMSERVE_CUDA_ATTENTION", subject->attention, 1);
+    (void)setenv("PKMSERVE_CUDA_DRAWN", subject->attention, 1);
+    (void)setenv("PKMSERVE_CUDA_FLAT", subject->attention, 1);
     const struct backend_options options = {"cuda", n_thread, false, NULL};
     return backend_open(be, &options, err);
 }

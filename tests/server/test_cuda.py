@@ -20,6 +20,7 @@ import requests
 
 from server_harness import PATIENCE, PROGRAM, ROOT, Server, error_of, eventually
 from test_overlays import Admin
+from test_slots import arrays
 
 sys.path.insert(0, ROOT + "/tests")
 from overlay_files import Base, pack  # noqa: E402
@@ -55,7 +56,7 @@ def gpu(*flags, **env):
 
 # Fast paths that what ends by itself does without, so that the double need not try them.
 WITHOUT = dict.fromkeys(["PKMSERVE_CUDA_OVERLAP", "PKMSERVE_CUDA_FUSE", "PKMSERVE_CUDA_SPLIT", "PKMSERVE_CUDA_ATTENTION",
-                         "PKMSERVE_CUDA_AHEAD", "PKMSERVE_CUDA_GEMM"], "0")
+                         "PKMSERVE_CUDA_AHEAD", "PKMSERVE_CUDA_GEMM", "PKMSERVE_CUDA_DRAWN", "PKMSERVE_CUDA_FLAT"], "0")
 
 
 def run(command, *flags, **env):
@@ -177,10 +178,11 @@ def test_fast_paths_are_tried_and_said():
     """Against a text without them; a setting leaves one out."""
     check = ["serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "2", "--max-batch-tokens", "12",
              "--max-model-len", "48"]
-    exact, others = ["overlap", "fusion", "ahead", "gemm"], ["library", "attention", "split"]
+    exact, others = ["overlap", "fusion", "ahead", "gemm"], ["library", "attention", "split", "drawn"]
     for setting, paths in ({}, [*exact, *others]), (
             {"PKMSERVE_CUDA_LT": "0", "PKMSERVE_CUDA_ATTENTION": "0", "PKMSERVE_CUDA_SPLIT": "0", "CUDA_HOST_SM": "80"},
-            ["fusion", "ahead", "gemm"]), ({"PKMSERVE_CUDA_LT": "0"}, [*exact, "attention", "split"]):
+            ["fusion", "ahead", "gemm", "drawn"]), ({"PKMSERVE_CUDA_LT": "0", "PKMSERVE_CUDA_DRAWN": "0"},
+                                                    [*exact, "attention", "split"]):
         done = run(*check, **{**dict.fromkeys(WITHOUT, "1"), **setting})
         assert done.returncode == 0, done.stderr
         assert sorted(json.loads(done.stdout)["backend"]["fast_paths"]) == sorted(paths)
@@ -260,6 +262,31 @@ def answers_in_a_crowd(server):
     for thread in crowd:
         thread.join()
     return got
+
+
+def test_drawn_tokens_attend_without_a_kernel_of_their_own(alone):
+    with gpu(PKMSERVE_CUDA_DRAWN="0") as s:
+        assert "drawn" not in s.get("/info").json()["backend"]["fast_paths"]
+        got = answers(s)
+        assert answers_in_a_crowd(s) == got
+    (generated, scored), (was_generated, was_scored) = got, alone[0]
+    assert generated[0]["token_ids"] == was_generated[0]["token_ids"] and scored == was_scored
+
+
+def test_flat_keys_are_searched_without_a_kernel_of_their_own():
+    """The same slots, and weights that differ in the last bits at most."""
+    said = []
+    for usual in "1", "0":
+        with Server("--device", "cuda", *F32, *SMALL, model=os.path.join(BUILD, "golden/flat"),
+                    env=environment(PKMSERVE_CUDA_FLAT=usual)) as s:
+            assert ("flat" in s.get("/info").json()["backend"]["fast_paths"]) == (usual == "1")
+            said.append([arrays(block) for block in s.ok("/score", {
+                "tokens": [list(range(5, 25))], "memory": "slots"})["results"][0]["memory"]["slots"]])
+    assert len(said[0]) == 1
+    for (slots, weights), (any_slots, any_weights) in zip(*said):
+        assert slots == any_slots and len(slots) == 20
+        for row, any_row in zip(weights, any_weights):
+            assert row == pytest.approx(any_row, rel=1e-4)
 
 
 @pytest.mark.parametrize("placement", ["device", "host"])
