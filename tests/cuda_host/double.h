@@ -48,6 +48,7 @@ struct environment {
     uint64_t random;   /* state */
     const char *hang;  /* waits take as long as this file is there. NULL: none does */
     const char *trace; /* trace.cc's file. NULL: none */
+    const char *skip;  /* of kernels whose name holds this nothing is run. NULL: of none */
     bool is_idle;      /* nothing is run, copied or filled; what comes back is zeros */
     struct {
         long at, count; /* the at-th of its kind fails; 0 = none does */

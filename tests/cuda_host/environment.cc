@@ -103,6 +103,7 @@ void environment_read(void)
     read_injection(INJECT_CAPTURE, "CUDA_HOST_FAIL_CAPTURE", cudaErrorStreamCaptureInvalidated);
     state.hang = getenv("CUDA_HOST_HANG");
     state.trace = getenv("CUDA_HOST_TRACE");
+    state.skip = getenv("CUDA_HOST_SKIP");
     const char *const idle = getenv("CUDA_HOST_IDLE");
     state.is_idle = idle != nullptr && strcmp(idle, "1") == 0;
 }

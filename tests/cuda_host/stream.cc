@@ -47,6 +47,13 @@ void work_run_idle(const struct work *work)
     }
 }
 
+bool is_skipped(const struct work *work)
+{
+    const struct environment *const environment = environment_get();
+    return environment->is_idle ||
+           (environment->skip != nullptr && strstr(work->call->name, environment->skip) != nullptr);
+}
+
 void work_run(const struct work *work)
 {
     const bool moves =
@@ -56,7 +63,11 @@ void work_run(const struct work *work)
         return;
     }
     switch (work->kind) {
-    case WORK_CALL: block_run_grid(work->call, work->bank); break;
+    case WORK_CALL:
+        if (!is_skipped(work)) {
+            block_run_grid(work->call, work->bank);
+        }
+        break;
     case WORK_COPY: {
         const char *const src = work->staged != nullptr ? work->staged : work->src;
         for (size_t i = 0; i < work->height; ++i) {
@@ -78,9 +89,9 @@ void run_first(struct cuda_host_stream *stream)
     struct work work = stream->queue.front();
     stream->queue.pop_front();
     memory_open();
-    if (work.kind == WORK_CALL && !stream->queue.empty() && !environment_get()->is_idle) {
+    if (work.kind == WORK_CALL && !stream->queue.empty() && !is_skipped(&work)) {
         struct work *const next = &stream->queue.front();
-        if (next->kind == WORK_CALL && next->call->overlaps) {
+        if (next->kind == WORK_CALL && next->call->overlaps && !is_skipped(next)) {
             next->bank = block_begin(next->call, work.bank != 0);
         }
     }

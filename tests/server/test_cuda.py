@@ -174,6 +174,17 @@ def test_a_library_that_fails_the_self_test_is_not_used(letter, n_row, why):
     assert "library" not in backend["fast_paths"]
 
 
+@pytest.mark.parametrize("kernel, model, paths", [
+    ("drawn_kernel", "knn32", {"drawn"}), ("flat_kernel", "flat", {"flat"}), ("mma_kernel", "knn32", {"attention"})])
+def test_a_kernel_that_errs_is_left_out(kernel, model, paths):
+    check = ["--device", "cuda", "--dtype", "bf16", *SMALL, "--model", os.path.join(BUILD, "golden", model)]
+    done = run("serve", "--check", *check, **dict.fromkeys(WITHOUT, "1"), CUDA_HOST_SKIP=kernel)
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"level=warn event=fast_path_off name=(\w+)", done.stderr)) == paths
+    used = set(json.loads(done.stdout)["backend"]["fast_paths"])
+    assert not used & paths and {"overlap", "fusion", "gemm", "ahead", "library"} <= used
+
+
 def test_fast_paths_are_tried_and_said():
     """Against a text without them; a setting leaves one out."""
     check = ["serve", "--check", "--device", "cuda", "--dtype", "bf16", "--max-seqs", "2", "--max-batch-tokens", "12",
