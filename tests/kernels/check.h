@@ -205,6 +205,7 @@ void check_linear_stream(struct check *c);
 void check_ffn(struct check *c);
 void check_attention(struct check *c); /* check_attention.c */
 void check_attention_bf16(struct check *c);
+void check_attention_long(struct check *c);
 void check_span_attention(struct check *c);
 void check_pkm_search(struct check *c); /* check_pkm.c */
 void check_pkm_search_many(struct check *c);

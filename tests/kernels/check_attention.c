@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEQ_MAX = 4, POS_MAX = 300, SPARE_PAGES = 3 };
-enum { PAGE_MAX = POS_MAX / KV_PAGE + 1 };
+enum { SEQ_MAX = 4, POS_SHORT = 300, POS_MAX = 5000, SPARE_PAGES = 3 };
+enum { PAGE_SHORT = POS_SHORT / KV_PAGE + 1, PAGE_MAX = POS_MAX / KV_PAGE + 1 };
 
 struct attention_case {
     int n_seq, n_head, d;
@@ -23,6 +23,7 @@ struct attention_case {
     enum dtype cache;  /* F32 or BF16 */
     float scale;
     int n_pos[SEQ_MAX]; /* rows of each sequence */
+    int n_old[SEQ_MAX]; /* of them, those that are only stored; their y stays 0 */
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
     int n_row;
     float *q, *k, *v;       /* [n_row, d], [n_row, d_kv] */
@@ -43,6 +44,17 @@ struct cache {
     int n_page, n_page_max;
 };
 
+/* Most pages of a sequence. */
+static int page_limit(const struct attention_case *a)
+{
+    int most = PAGE_SHORT;
+    for (int s = 0; s < a->n_seq; s++) {
+        const int n = (a->n_pos[s] + KV_PAGE - 1) / KV_PAGE;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 /* Pages that a sequence gets. */
 static int pages_of(const struct attention_case *a, const struct cache *cache, int s)
 {
@@ -54,7 +66,8 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
                               const struct plan *plan)
 {
     const int ring = (a->span.window + plan->chunk_max + KV_PAGE - 1) / KV_PAGE;
-    struct cache cache = {.n_page_max = a->span.window > 0 && ring < PAGE_MAX ? ring : PAGE_MAX};
+    const int limit = page_limit(a);
+    struct cache cache = {.n_page_max = a->span.window > 0 && ring < limit ? ring : limit};
     int n_used = 0;
     int32_t free_page[SEQ_MAX * PAGE_MAX + SPARE_PAGES];
     for (int s = 0; s < a->n_seq; s++) {
@@ -95,7 +108,8 @@ static struct span_shape span_on(struct check *c, enum side side, const struct s
     return span;
 }
 
-/* Appends n[s] rows to each sequence that has n[s] > 0, from done[s] on; writes their y to out. */
+/* Appends n[s] rows to each sequence that has n[s] > 0, from done[s] on; writes their y to out, or
+ * with out NULL only stores them. */
 static void run_step(struct check *c, enum side side, const struct attention_case *a,
                      const struct cache *cache, struct step *step, const int *done, const int *n,
                      bool is_requests, float *out)
@@ -134,11 +148,14 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
     const struct tensor y = check_out(c, side, "y", step->n_tok, a->d, DTYPE_F32);
     step->is_drawn = !is_requests && be->phases_apart && step->n_tok == step->n_seq;
     be->op->step_begin(be, step);
-    const bool is_joint = a->span.n_head == 0 && step->n_tok % 4 != 0; /* one op, or two */
+    /* One op, or two. */
+    const bool is_joint = out != NULL && a->span.n_head == 0 && step->n_tok % 4 != 0;
     if (!is_joint) {
         op_kv_store(be, cache->k_pages, cache->v_pages, k, v, step, a->n_head / a->n_share);
     }
-    if (a->span.n_head > 0) {
+    if (out == NULL) {
+        CHECK(!step->is_drawn);
+    } else if (a->span.n_head > 0) {
         const struct span_shape span = span_on(c, side, &a->span);
         op_span_attention(be, y, q, cache->k_pages, cache->v_pages, step, &span);
     } else {
@@ -147,8 +164,10 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
                      is_joint ? v : none, step, a->n_head, a->scale);
     }
     check_finish(c, side, step);
-    check_get(c, side, y, rows[0]);
-    for (int r = 0; r < step->n_tok; r++) {
+    if (out != NULL) {
+        check_get(c, side, y, rows[0]);
+    }
+    for (int r = 0; out != NULL && r < step->n_tok; r++) {
         memcpy(out + (size_t)to[r] * (size_t)a->d, rows[0] + (size_t)r * (size_t)a->d, row_bytes);
     }
     check_release(c, mark);
@@ -183,6 +202,20 @@ static void verify_spare_pages(struct check *c, enum side side, const struct att
     check_host_drop(c);
 }
 
+/* Of each sequence by itself. */
+static void store_old(struct check *c, enum side side, const struct attention_case *a,
+                      const struct cache *cache, struct step *step)
+{
+    static const int none[SEQ_MAX] = {0};
+    for (int s = 0; s < a->n_seq; s++) {
+        int n[SEQ_MAX] = {0};
+        n[s] = a->n_old[s];
+        if (n[s] > 0) {
+            run_step(c, side, a, cache, step, none, n, true, NULL);
+        }
+    }
+}
+
 static void run_plan(struct check *c, enum side side, const struct attention_case *a,
                      const struct plan *plan, float *out)
 {
@@ -198,8 +231,14 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
                                        .n_span_max = a->span.window + a->span.n_persistent};
     struct step *step = NULL;
     CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
-    int done[SEQ_MAX] = {0};
-    for (int n_done = 0; n_done < a->n_row;) {
+    store_old(c, side, a, &cache, step);
+    int done[SEQ_MAX];
+    int n_done = 0;
+    for (int s = 0; s < SEQ_MAX; s++) {
+        done[s] = a->n_old[s];
+        n_done += done[s];
+    }
+    while (n_done < a->n_row) {
         int n[SEQ_MAX] = {0};
         int n_step = 0;
         for (int s = 0; s < a->n_seq; s++) {
@@ -222,9 +261,27 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     check_release(c, mark);
 }
 
+static void length_short(struct check *c, struct attention_case *a, int s)
+{
+    a->n_pos[s] = check_chance(c, 0.2)    ? check_int(c, 1, 3)
+                  : check_chance(c, 0.3)  ? KV_PAGE * check_int(c, 1, 3) + check_int(c, -1, 1)
+                  : check_chance(c, 0.05) ? check_int(c, 71, POS_SHORT)
+                                          : check_int(c, 1, 70);
+}
+
+/* A few rows behind a text that a device shares out among blocks. */
+static void length_long(struct check *c, struct attention_case *a, int s)
+{
+    const int most = c->is_double ? 700 : POS_MAX;
+    const int n_new = check_int(c, 1, 4);
+    a->n_old[s] = check_chance(c, 0.3) ? check_int(c, 0, 40) : check_int(c, 256, most - n_new);
+    a->n_pos[s] = a->n_old[s] + n_new;
+}
+
 /* is_shared: heads may share keys and values. is_matrix: the cache is BF16, and heads are of 16
  * columns or a multiple, as matrix units want them. */
-static struct attention_case case_new(struct check *c, bool is_shared, bool is_matrix)
+static struct attention_case case_new(struct check *c, bool is_shared, bool is_matrix,
+                                      void (*length)(struct check *, struct attention_case *, int))
 {
     struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX),
                                .n_share =
@@ -236,10 +293,7 @@ static struct attention_case case_new(struct check *c, bool is_shared, bool is_m
     a.scale = 1 / sqrtf((float)d_head);
     char lengths[64] = "";
     for (int s = 0; s < a.n_seq; s++) {
-        a.n_pos[s] = check_chance(c, 0.2)    ? check_int(c, 1, 3)
-                     : check_chance(c, 0.3)  ? KV_PAGE * check_int(c, 1, 3) + check_int(c, -1, 1)
-                     : check_chance(c, 0.05) ? check_int(c, 71, POS_MAX)
-                                             : check_int(c, 1, 70);
+        length(c, &a, s);
         a.first[s] = a.n_row;
         a.n_row += a.n_pos[s];
         const size_t used = strlen(lengths);
@@ -381,17 +435,22 @@ static void verify(struct check *c, struct attention_case a)
 
 void check_attention(struct check *c)
 {
-    verify(c, case_new(c, true, false));
+    verify(c, case_new(c, true, false, length_short));
 }
 
 void check_attention_bf16(struct check *c)
 {
-    verify(c, case_new(c, true, true));
+    verify(c, case_new(c, true, true, length_short));
+}
+
+void check_attention_long(struct check *c)
+{
+    verify(c, case_new(c, true, check_chance(c, 0.5), length_long));
 }
 
 void check_span_attention(struct check *c)
 {
-    struct attention_case a = case_new(c, false, false);
+    struct attention_case a = case_new(c, false, false, length_short);
     const int64_t d_head = a.d / a.n_head;
     struct span_shape *const span = &a.span;
     span->n_head = a.n_head;

@@ -90,7 +90,8 @@ static void run_row(struct check *c, const struct check_row *row, const char *wa
 
 static bool is_attention(const struct check_row *row)
 {
-    return row->run == check_attention || row->run == check_attention_bf16;
+    return row->run == check_attention || row->run == check_attention_bf16 ||
+           row->run == check_attention_long;
 }
 
 /* What a variable of the environment, 0 or 1, decides about a fast path, and the rows that have
