@@ -7,8 +7,8 @@ AT_ONCE = 6  # processes that share the GPU while only correctness counts
 
 # The rows of tests/kernels/check_kernels.c, without those for the host alone. The longest first; behind them, those
 # that are most often wrong.
-OPS = ["linear", "attention", "pkm_search", "sample", "linear_many", "linear_outputs", "sample_large", "logprobs_large",
-       "attention_long", "transfer", "attention_bf16", "embed", "norm", "add_norm", "ffn", "span_attention", "pkm_search_many", "pkm_ties",
+OPS = ["linear", "attention", "pkm_search", "sample", "linear_drawn", "norm_linear", "linear_many", "linear_outputs", "sample_large", "logprobs_large",
+       "attention_long", "attention_many", "pkm_search_large", "transfer", "attention_bf16", "embed", "norm", "add_norm", "ffn", "span_attention", "pkm_search_many", "pkm_ties",
        "pkm_nan", "l2_norm", "pkm_rescore", "rms_norm", "head_norm", "rope", "gate", "pkm_experts", "pkm_ablate",
        "pkm_read", "gather", "log_softmax", "logprobs"]
 

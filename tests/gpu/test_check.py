@@ -326,7 +326,7 @@ def test_sanitizers_run_the_most_telling_first(tmp_path):
     telling = [f"{tool} of {op}" for tool in ("memcheck", "racecheck", "synccheck")
                for op in ("model", "linear", "attention", "pkm_search", "sample")]
     assert run.failures == [] and len(run.notes) == 1
-    assert run.notes[0][1].startswith("not run, the part's time was over: %s; memcheck of linear_many;" % "; ".join(telling))
+    assert run.notes[0][1].startswith("not run, the part's time was over: %s; memcheck of linear_drawn;" % "; ".join(telling))
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -44,6 +44,7 @@ struct check {
     char shape[256]; /* of the running case, for messages */
     bool is_quiet;   /* count failures without printing them */
     bool is_double;  /* the backend runs on the test double: rows of the host alone are left out */
+    bool is_plain;   /* the running case: all views are as models make them */
     bool has_failed; /* the running case; its later failures are not reported */
     int n_case, n_failed;
     int n_near; /* slots that searches chose instead of ref's, whose scores rounding cannot tell
@@ -198,7 +199,9 @@ void check_transfer(struct check *c); /* check_dense.c */
 void check_embed(struct check *c);
 void check_norm(struct check *c);
 void check_add_norm(struct check *c);
-void check_linear(struct check *c);
+void check_linear(struct check *c); /* check_linear.c */
+void check_linear_drawn(struct check *c);
+void check_norm_linear(struct check *c);
 void check_linear_many(struct check *c);
 void check_linear_deep(struct check *c);
 void check_linear_stream(struct check *c);
@@ -206,9 +209,11 @@ void check_ffn(struct check *c);
 void check_attention(struct check *c); /* check_attention.c */
 void check_attention_bf16(struct check *c);
 void check_attention_long(struct check *c);
+void check_attention_many(struct check *c);
 void check_span_attention(struct check *c);
 void check_pkm_search(struct check *c); /* check_pkm.c */
 void check_pkm_search_many(struct check *c);
+void check_pkm_search_large(struct check *c);
 void check_pkm_ties(struct check *c);
 void check_pkm_nan(struct check *c);
 void check_pkm_read(struct check *c);

@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEQ_MAX = 4, POS_SHORT = 300, POS_MAX = 5000, SPARE_PAGES = 3 };
-enum { PAGE_SHORT = POS_SHORT / KV_PAGE + 1, PAGE_MAX = POS_MAX / KV_PAGE + 1 };
+enum { SEQ_MAX = 256, SEQ_FEW = 4, POS_SHORT = 300, POS_MAX = 5000, SPARE_PAGES = 3 };
+enum { PAGE_SHORT = POS_SHORT / KV_PAGE + 1 };
 
 struct attention_case {
     int n_seq, n_head, d;
@@ -24,6 +24,7 @@ struct attention_case {
     float scale;
     int n_pos[SEQ_MAX]; /* rows of each sequence */
     int n_old[SEQ_MAX]; /* of them, those that are only stored; their y stays 0 */
+    bool is_prompts;    /* many sequences of many rows: not token by token */
     int first[SEQ_MAX]; /* its first row in q, k, v and y */
     int n_row;
     float *q, *k, *v;       /* [n_row, d], [n_row, d_kv] */
@@ -33,14 +34,14 @@ struct attention_case {
 /* How a run cuts the work into steps. */
 struct plan {
     int chunk_max;    /* rows of a sequence in a step: drawn from 1 .. chunk_max */
-    bool is_alone;    /* one sequence after the other */
+    int n_seq_max;    /* sequences in a step, one such group after the other; 0: all */
     bool is_requests; /* no step is one of drawn tokens */
 };
 
 /* The memory of one run. */
 struct cache {
     struct tensor k_pages, v_pages;
-    int32_t page[SEQ_MAX][PAGE_MAX];
+    int32_t *page; /* [n_seq, n_page_max]; dropped by run_plan */
     int n_page, n_page_max;
 };
 
@@ -69,11 +70,12 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
     const int limit = page_limit(a);
     struct cache cache = {.n_page_max = a->span.window > 0 && ring < limit ? ring : limit};
     int n_used = 0;
-    int32_t free_page[SEQ_MAX * PAGE_MAX + SPARE_PAGES];
+    cache.page = check_host(c, (size_t)a->n_seq * (size_t)cache.n_page_max, sizeof *cache.page);
     for (int s = 0; s < a->n_seq; s++) {
         n_used += pages_of(a, &cache, s);
     }
     cache.n_page = n_used + SPARE_PAGES;
+    int32_t *const free_page = check_host(c, (size_t)cache.n_page, sizeof *free_page);
     for (int i = 0; i < cache.n_page; i++) {
         const int j = check_int(c, 0, i); /* shuffles as it fills */
         free_page[i] = free_page[j];
@@ -82,9 +84,10 @@ static struct cache cache_new(struct check *c, enum side side, const struct atte
     int taken = 0;
     for (int s = 0; s < a->n_seq; s++) {
         for (int i = 0; i < pages_of(a, &cache, s); i++) {
-            cache.page[s][i] = free_page[taken++];
+            cache.page[s * cache.n_page_max + i] = free_page[taken++];
         }
     }
+    check_host_drop(c);
     cache.k_pages =
         check_pages(c, side, "k_pages", cache.n_page, (int64_t)KV_PAGE * a->d_kv, a->cache);
     cache.v_pages =
@@ -122,14 +125,14 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
                             check_host(c, n_word, sizeof(float))};
     const float *const source[3] = {a->q, a->k, a->v};
     const size_t width[3] = {(size_t)a->d, (size_t)a->d_kv, (size_t)a->d_kv};
-    int32_t to[SEQ_MAX * POS_MAX];
+    int32_t *const to = check_host(c, (size_t)a->n_row, sizeof *to);
     step->n_tok = step->n_seq = 0;
     for (int s = 0; s < a->n_seq; s++) {
         if (n[s] == 0) {
             continue;
         }
-        memcpy(step->page + step->n_seq * cache->n_page_max, cache->page[s],
-               sizeof *cache->page[s] * (size_t)pages_of(a, cache, s));
+        memcpy(step->page + step->n_seq * cache->n_page_max, cache->page + s * cache->n_page_max,
+               sizeof *cache->page * (size_t)pages_of(a, cache, s));
         for (int i = 0; i < n[s]; i++) {
             const int row = a->first[s] + done[s] + i;
             for (int t = 0; t < 3; t++) {
@@ -171,7 +174,7 @@ static void run_step(struct check *c, enum side side, const struct attention_cas
         memcpy(out + (size_t)to[r] * (size_t)a->d, rows[0] + (size_t)r * (size_t)a->d, row_bytes);
     }
     check_release(c, mark);
-    for (int t = 0; t < 3; t++) {
+    for (int i = 0; i < 4; i++) { /* to and rows */
         check_host_drop(c);
     }
 }
@@ -182,10 +185,10 @@ static void verify_spare_pages(struct check *c, enum side side, const struct att
 {
     const size_t page_words = (size_t)KV_PAGE * (size_t)a->d_kv / (a->cache == DTYPE_BF16 ? 2 : 1);
     uint32_t *const words = check_host(c, page_words * (size_t)cache->n_page, sizeof *words);
-    bool is_used[SEQ_MAX * PAGE_MAX + SPARE_PAGES] = {false};
+    bool *const is_used = check_host(c, (size_t)cache->n_page, sizeof *is_used);
     for (int s = 0; s < a->n_seq; s++) {
         for (int i = 0; i < pages_of(a, cache, s); i++) {
-            is_used[cache->page[s][i]] = true;
+            is_used[cache->page[s * cache->n_page_max + i]] = true;
         }
     }
     const struct tensor *const tensors[2] = {&cache->k_pages, &cache->v_pages};
@@ -199,6 +202,7 @@ static void verify_spare_pages(struct check *c, enum side side, const struct att
             }
         }
     }
+    check_host_drop(c);
     check_host_drop(c);
 }
 
@@ -241,14 +245,16 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     while (n_done < a->n_row) {
         int n[SEQ_MAX] = {0};
         int n_step = 0;
+        int n_seq = 0;
         for (int s = 0; s < a->n_seq; s++) {
             const int left = a->n_pos[s] - done[s];
-            if (left == 0 || (plan->is_alone && n_step > 0) ||
+            if (left == 0 || (plan->n_seq_max > 0 && n_seq == plan->n_seq_max) ||
                 (n_step > 0 && plan->chunk_max < POS_MAX && check_chance(c, 0.3))) {
                 continue;
             }
             n[s] = plan->chunk_max < left ? check_int(c, 1, plan->chunk_max) : left;
             n_step += n[s];
+            n_seq++;
         }
         run_step(c, side, a, &cache, step, done, n, plan->is_requests, out);
         for (int s = 0; s < a->n_seq; s++) {
@@ -259,6 +265,13 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     verify_spare_pages(c, side, a, &cache);
     be->op->step_free(be, step);
     check_release(c, mark);
+    check_host_drop(c); /* its pages */
+}
+
+/* Whether large cases take long: a GPU would compute them in no time. */
+static bool is_slow(const struct check *c)
+{
+    return c->is_double || c->side[SIDE_ONE]->is_host;
 }
 
 static void length_short(struct check *c, struct attention_case *a, int s)
@@ -272,22 +285,57 @@ static void length_short(struct check *c, struct attention_case *a, int s)
 /* A few rows behind a text that a device shares out among blocks. */
 static void length_long(struct check *c, struct attention_case *a, int s)
 {
-    const int most = c->is_double ? 700 : POS_MAX;
+    const int most = is_slow(c) ? 700 : POS_MAX;
     const int n_new = check_int(c, 1, 4);
     a->n_old[s] = check_chance(c, 0.3) ? check_int(c, 0, 40) : check_int(c, 256, most - n_new);
     a->n_pos[s] = a->n_old[s] + n_new;
 }
 
+/* So many rows and heads that a device of any size has work for all of it: drawn tokens behind
+ * texts, or prompts. */
+static void length_many(struct check *c, struct attention_case *a, int s)
+{
+    const int n_new = a->is_prompts ? check_int(c, 60, 90) : check_int(c, 1, 2);
+    a->n_old[s] = a->is_prompts ? 0 : check_int(c, 0, 70);
+    a->n_pos[s] = a->n_old[s] + n_new;
+}
+
+/* Columns of a head. */
+static int width_of(struct check *c, bool is_matrix)
+{
+    if (is_matrix) {
+        return check_chance(c, 0.5) ? 16 * check_int(c, 1, 8) : 4 * check_int(c, 1, 32);
+    }
+    return check_chance(c, 0.1) ? check_int(c, 129, 256) : check_dim(c, 80);
+}
+
+/* Of all widths that have kernels of their own, as many. */
+static int width_of_many(struct check *c, bool is_matrix)
+{
+    const int most[] = {64, 128, 256};
+    const int i = check_int(c, 0, 2);
+    const int d = check_int(c, i == 0 ? 1 : most[i - 1] + 1, most[i]);
+    return is_matrix ? (d + 3) / 4 * 4 : d;
+}
+
 /* is_shared: heads may share keys and values. is_matrix: the cache is BF16, and heads are of 16
- * columns or a multiple, as matrix units want them. */
+ * columns or a multiple, or of 4 and a multiple, as matrix units want them. */
 static struct attention_case case_new(struct check *c, bool is_shared, bool is_matrix,
                                       void (*length)(struct check *, struct attention_case *, int))
 {
-    struct attention_case a = {.n_seq = check_int(c, 1, SEQ_MAX),
-                               .n_share =
-                                   is_shared && check_chance(c, 0.4) ? check_int(c, 2, 3) : 1};
-    const int d_head = is_matrix ? 16 * check_int(c, 1, 8) : check_dim(c, 80);
+    const bool is_many = length == length_many;
+    struct attention_case a = {
+        .n_seq = check_int(c, 1, SEQ_FEW),
+        .n_share = is_shared && check_chance(c, 0.4) ? check_int(c, 2, 3) : 1,
+        .is_prompts = is_many && check_chance(c, 0.4),
+    };
+    const int d_head = is_many ? width_of_many(c, is_matrix) : width_of(c, is_matrix);
     a.n_head = a.n_share * check_int(c, 1, a.n_share > 1 ? 3 : 5);
+    if (is_many) {
+        a.n_seq = a.is_prompts ? check_int(c, 55, 65) : check_int(c, 40, SEQ_MAX);
+        a.n_seq /= is_slow(c) ? 8 : 1;
+        a.n_head = a.n_share * (a.is_prompts ? 5 : check_int(c, 1, 4));
+    }
     a.d = a.n_head * d_head;
     a.d_kv = a.d / a.n_share;
     a.scale = 1 / sqrtf((float)d_head);
@@ -297,7 +345,7 @@ static struct attention_case case_new(struct check *c, bool is_shared, bool is_m
         a.first[s] = a.n_row;
         a.n_row += a.n_pos[s];
         const size_t used = strlen(lengths);
-        (void)snprintf(lengths + used, sizeof lengths - used, " %d", a.n_pos[s]);
+        (void)snprintf(lengths + used, sizeof lengths - used, " %d", a.n_pos[s]); /* the first */
     }
     a.cache = is_matrix || (d_head % 2 == 0 && check_chance(c, 0.5)) ? DTYPE_BF16 : DTYPE_F32;
     check_shape(c, "heads %d, %d of them share, d_head %d, cache %s, sequence lengths%s", a.n_head,
@@ -339,12 +387,13 @@ static bool is_apart(const struct check *c, const struct attention_case *a)
     return strcmp(c->side[SIDE_ONE]->name, "cuda") == 0 && a->span.n_head == 0;
 }
 
-/* Drawn tokens by themselves: ref's values, which are expected, and the same bits alone. */
+/* Drawn tokens by themselves: ref's values, which are expected, and the same bits alone, or of many
+ * sequences a few at a time. */
 static void verify_drawn(struct check *c, const struct attention_case *a, const float *expected,
                          const double *magnitude, float *got, float *other)
 {
     const struct plan together = {.chunk_max = 1};
-    const struct plan alone = {.chunk_max = 1, .is_alone = true};
+    const struct plan alone = {.chunk_max = 1, .n_seq_max = a->n_seq > SEQ_FEW ? 9 : 1};
     run_plan(c, SIDE_ONE, a, &together, got);
     check_values(c, "y of drawn tokens", expected, got, a->n_row, a->d,
                  a->cache == DTYPE_BF16 ? TOL_ATTENTION_BF16 : TOL_ATTENTION, magnitude, a->n_row);
@@ -365,7 +414,7 @@ static void verify_isolation(struct check *c, struct attention_case *a, const fl
     for (int i = broken * a->d_kv; i < end * a->d_kv; i++) {
         a->k[i] = a->v[i] = NAN;
     }
-    const struct plan plan = {POS_MAX, false, is_apart(c, a)};
+    const struct plan plan = {POS_MAX, 0, is_apart(c, a)};
     run_plan(c, SIDE_ONE, a, &plan, out);
     for (int r = 0; r < a->n_row; r++) {
         if (r < broken || r >= a->first[s] + a->n_pos[s]) {
@@ -403,7 +452,7 @@ static void verify(struct check *c, struct attention_case a)
     double *const magnitude = check_host(c, (size_t)a.n_row, sizeof *magnitude);
     magnitudes(&a, magnitude);
     const bool apart = is_apart(c, &a);
-    const struct plan whole = {POS_MAX, false, apart};
+    const struct plan whole = {POS_MAX, 0, apart};
     run_plan(c, SIDE_REF, &a, &whole, expected);
     run_plan(c, SIDE_ONE, &a, &whole, got);
     const bool is_rounded = a.cache == DTYPE_BF16 && a.span.n_head == 0;
@@ -414,18 +463,19 @@ static void verify(struct check *c, struct attention_case a)
         enum side side;
         struct plan plan;
     } runs[] = {
-        {"several threads against one", SIDE_MANY, {POS_MAX, false, false}},
-        {"sequences alone against together", SIDE_ONE, {POS_MAX, true, false}},
-        {"prompts in chunks against whole", SIDE_MANY, {19, false, false}},
-        {"token by token against whole", SIDE_ONE, {1, false, false}},
+        {"several threads against one", SIDE_MANY, {POS_MAX, 0, false}},
+        {"sequences alone against together", SIDE_ONE, {POS_MAX, 1, false}},
+        {"prompts in chunks against whole", SIDE_MANY, {19, 0, false}},
+        {"token by token against whole", SIDE_ONE, {1, 0, false}},
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+    for (size_t i = 0; i < (a.is_prompts ? 3 : sizeof runs / sizeof *runs); i++) {
         struct plan plan = runs[i].plan;
         plan.is_requests = apart;
+        plan.n_seq_max *= a.n_seq > SEQ_FEW ? 9 : 1;
         run_plan(c, runs[i].side, &a, &plan, other);
         check_words(c, runs[i].what, got, other, a.n_row, a.d);
     }
-    if (apart) {
+    if (apart && !a.is_prompts) {
         float *const drawn = check_host(c, n, sizeof *drawn);
         verify_drawn(c, &a, expected, magnitude, drawn, other);
         check_host_drop(c);
@@ -446,6 +496,11 @@ void check_attention_bf16(struct check *c)
 void check_attention_long(struct check *c)
 {
     verify(c, case_new(c, true, check_chance(c, 0.5), length_long));
+}
+
+void check_attention_many(struct check *c)
+{
+    verify(c, case_new(c, true, check_chance(c, 0.6), length_many));
 }
 
 void check_span_attention(struct check *c)

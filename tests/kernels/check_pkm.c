@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { N_TOK_MAX = 24, N_TOK_MANY = 40, N_TOK_VERY_MANY = 136 };
+enum { N_TOK_MAX = 24, N_TOK_MANY = 40, N_TOK_VERY_MANY = 264 };
 
 struct search_case {
     struct pkm_shape shape;
@@ -77,6 +77,30 @@ static struct search_case search_new_many(struct check *c)
     k.shape.k_top = check_int(c, 1, k.shape.n_key < 32 ? k.shape.n_key : 32);
     k.n_col = k.shape.n_head * k.shape.k_top;
     check_shape(c, "split product, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d", k.n,
+                k.shape.n_head, k.shape.n_key, k.shape.k_top, k.shape.d_key);
+    return k;
+}
+
+/* Rows and keys for a device of any size to share out among all of its blocks; less of them where
+ * that would take long. */
+static struct search_case search_new_large(struct check *c)
+{
+    const bool is_slow = c->is_double || c->side[SIDE_ONE]->is_host;
+    struct search_case k = {.n = check_chance(c, 0.3) ? check_int(c, 1, 70)
+                                                      : check_int(c, 300, 1400),
+                            .is_split = check_chance(c, 0.7)};
+    k.n = is_slow ? (k.n + 11) / 12 : k.n;
+    k.shape.kind = check_chance(c, 0.7) ? PKM_PRODUCT : PKM_FLAT;
+    k.shape.n_head = check_int(c, 1, is_slow ? 3 : 8);
+    k.shape.n_key = k.shape.kind == PKM_FLAT ? check_int(c, 513, is_slow ? 1100 : 6000)
+                    : check_chance(c, 0.6)   ? check_int(c, 400, 512)
+                    : check_chance(c, 0.6)   ? check_int(c, 513, 1024)
+                                             : check_int(c, 1025, 2048);
+    k.shape.d_key = 2 * check_int(c, 1, is_slow ? 20 : 130);
+    k.shape.k_top = check_chance(c, 0.6) ? 32 : check_int(c, 1, 31);
+    k.n_col = k.shape.n_head * k.shape.k_top;
+    check_shape(c, "%s%s, n_tok %d, heads %d, n_key %d, k_top %d, d_key %d",
+                k.is_split ? "split " : "", k.shape.kind == PKM_FLAT ? "flat" : "product", k.n,
                 k.shape.n_head, k.shape.n_key, k.shape.k_top, k.shape.d_key);
     return k;
 }
@@ -241,6 +265,11 @@ void check_pkm_search(struct check *c)
 void check_pkm_search_many(struct check *c)
 {
     check_search(c, search_new_many(c));
+}
+
+void check_pkm_search_large(struct check *c)
+{
+    check_search(c, search_new_large(c));
 }
 
 void check_pkm_ties(struct check *c)

@@ -54,12 +54,13 @@ static void sides_close(struct check *c)
 static bool is_search(const struct check_row *row)
 {
     return row->run == check_pkm_search || row->run == check_pkm_search_many ||
-           row->run == check_pkm_ties || row->run == check_pkm_nan;
+           row->run == check_pkm_search_large || row->run == check_pkm_ties ||
+           row->run == check_pkm_nan;
 }
 
 static bool is_linear(const struct check_row *row)
 {
-    return strncmp(row->name, "linear", 6) == 0;
+    return strstr(row->name, "linear") != NULL;
 }
 
 static bool is_split_row(const struct check_row *row)
@@ -91,7 +92,7 @@ static void run_row(struct check *c, const struct check_row *row, const char *wa
 static bool is_attention(const struct check_row *row)
 {
     return row->run == check_attention || row->run == check_attention_bf16 ||
-           row->run == check_attention_long;
+           row->run == check_attention_long || row->run == check_attention_many;
 }
 
 /* What a variable of the environment, 0 or 1, decides about a fast path, and the rows that have
