@@ -79,11 +79,16 @@ def computed(program, directory, tokens, dtype):
     request = json.dumps({"tokens": tokens, "add_bos": False, "logprobs": 0})
     try:
         done = subprocess.run(command, input=request, capture_output=True, text=True, env=environment)
+        if done.returncode != 0:
+            return None, (done.stderr.strip().splitlines() or ["%s: status %d" % (program, done.returncode)])[-1]
+        found = [float(token["logprob"]) for token in json.loads(done.stdout)["results"][0]["tokens"][1:]]
     except OSError as fault:
         return None, "%s: %s" % (program, fault.strerror)
-    if done.returncode != 0:
-        return None, (done.stderr.strip().splitlines() or ["%s: status %d" % (program, done.returncode)])[-1]
-    found = [token["logprob"] for token in json.loads(done.stdout)["results"][0]["tokens"][1:]]
+    except (ValueError, LookupError, TypeError):  # another program, or another version's answer
+        found = []
+    if len(found) != len(tokens) - 1:
+        return None, "%s: %d log-probabilities expected in what it writes, got %d" % (
+            program, len(tokens) - 1, len(found))
     return found, None
 
 

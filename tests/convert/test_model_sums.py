@@ -64,6 +64,26 @@ def test_without_the_program_there_are_sums_alone(tmp_path):
     assert status == 0 and identity["probe"] == "unchecked" and identity["files"] == "ok", identity
 
 
+@pytest.mark.parametrize("answer", [
+    "", "hello", "\\377", "[]", "{}", '{"results": []}', '{"results": [{"tokens": null}]}',
+    '{"results": [{"tokens": [{}, {}, {}, {}, {}, {}]}]}',
+    '{"results": [{"tokens": [0, {"logprob": null}, {"logprob": "x"}, 1, 2, 3]}]}',
+    '{"results": [{"tokens": [0, {"logprob": -1}]}]}'])
+def test_a_program_that_answers_something_else_gives_no_probe(answer, tmp_path):
+    """--program names the wrong one: what was converted stays, with its sums and one line that says so."""
+    program = tmp_path / "other"
+    program.write_text("#!/bin/sh\nprintf '%s'\n" % answer)
+    program.chmod(0o755)
+    due = "%s: 5 log-probabilities expected in what it writes, got %d" % (program, "-1" in answer)
+    model, out = converted(tmp_path, "--program", program)
+    assert "model.sha256 has no probe of what the model computes: " + due in out
+    before = (model / "model.sha256").read_bytes()
+    assert before.count(b"\n") == 4 and b"# probe" not in before
+    done = subprocess.run([sys.executable, WRITER, model, "--program", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "identity: %s: no probe: %s\n" % (model, due))
+    assert (model / "model.sha256").read_bytes() == before
+
+
 @pytest.mark.parametrize("value, due", [(0.05, 0.05), (0.0501, 0.051), (0.051, 0.051), (0.0999, 0.1), (1e-3, 1e-3),
                                         (0.00101, 0.0011), (3.14, 3.2)])
 def test_tolerances_are_rounded_up_to_two_digits(value, due):
