@@ -239,6 +239,9 @@ class Memories:
                 m.query_norm.scope]
             if m.query_norm.scope == "all" and self.names.are_keys_first:
                 raise Refused("%s: query_norm_of: all, which modules of these names do not have" % m.label)
+            if m.norm_width > WIDTH_MAX:
+                raise Refused("%s: query_norm_of: all, %d heads of %d are wider than the limit of %d"
+                              % (m.label, m.n_head, m.d_key, WIDTH_MAX))
             for part, array in self.norm(m.prefix + self.names.query_norm, m.query_norm, m.norm_width):
                 yield "query_norm." + part, array
 

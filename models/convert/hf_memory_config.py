@@ -29,10 +29,6 @@ DEFAULTS = {
 }
 
 
-def _positive(x):
-    return 1e-30 <= x <= 1
-
-
 def _needs(f, key, has, why):
     """A key that means something only beside another's value."""
     if f.get(key) != f.defaults[key] and not has:
@@ -51,7 +47,7 @@ def _read_norms(f, m, names, model_eps):
     elif kind not in ("none", "rms", "layer"):
         f.refuse("input_norm", "none, rms or layer expected, got %s" % show(kind))
     eps = model_eps if f.get("input_norm_eps") is None \
-        else f.number("input_norm_eps", _positive, "a number 1e-30..1")
+        else f.epsilon("input_norm_eps")
     m.input_norm = SimpleNamespace(kind=kind, eps=eps, weight=f.flag("input_norm_weight"),
                                    bias=f.flag("input_norm_bias") and kind == "layer")
     for key in ("input_norm_eps", "input_norm_weight"):
@@ -61,7 +57,7 @@ def _read_norms(f, m, names, model_eps):
     has_weight = kind in ("layer", "rms")
     scope = f.choice("query_norm_of", SCOPES) if f.get("query_norm_of") is not None else names.norm_of
     eps = {"l2": 1e-24}.get(kind, 1e-5) if f.get("query_norm_eps") is None \
-        else f.number("query_norm_eps", _positive, "a number 1e-30..1")
+        else f.epsilon("query_norm_eps")
     m.query_norm = SimpleNamespace(kind=kind, eps=eps, scope=scope,
                                    weight=has_weight and f.flag("query_norm_weight"),
                                    bias=kind == "layer" and f.flag("query_norm_bias"))

@@ -219,7 +219,7 @@ def _read_model(root):
     p.d_ff = f.count("intermediate_size", 1, FF_MAX)
     p.n_vocab = f.count("vocab_size", 1, VOCAB_MAX)
     p.n_position = f.count("max_position_embeddings", 1, POSITION_MAX)
-    p.norm_eps = f.number("rms_norm_eps", lambda x: 0 < x <= 1, "0 < number <= 1")
+    p.norm_eps = f.epsilon("rms_norm_eps")
     p.tie_output = f.flag("tie_word_embeddings")
     f.choice("hidden_act", ("silu", "swish"))
     _read_heads(f, p)

@@ -9,6 +9,7 @@ import os
 
 from fault import Refused, show
 
+EPSILON_MIN = 1e-30  # not 0 in fp32, in which the server computes
 DIGITS_MAX = 32  # of an integer: Python's reading of longer ones takes quadratic time
 
 
@@ -90,6 +91,10 @@ class Fields:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not fits(value):
             self.refuse(field, "%s expected, got %s" % (due, show(value)))
         return float(value)
+
+    def epsilon(self, field):
+        """What a norm adds to a variance."""
+        return self.number(field, lambda x: EPSILON_MIN <= x <= 1, "a number %g..1" % EPSILON_MIN)
 
     def choice(self, field, choices):
         value = self.get(field)

@@ -79,6 +79,9 @@ def _read_heads(f, p):
         if p.n_head > COUNT_MAX:
             f.refuse("model.head_dim", "%d makes %d heads, at most %d are served"
                    % (p.d_head, p.n_head, COUNT_MAX))
+    if p.n_head * p.d_head > WIDTH_MAX:
+        f.refuse("model.head_dim", "%d heads of %d are wider than the limit of %d"
+                 % (p.n_head, p.d_head, WIDTH_MAX))
     p.n_kv_head = p.n_head
     if f.get("model.n_kv_heads") is not None:
         p.n_kv_head = f.count("model.n_kv_heads", 1, p.n_head)
@@ -158,7 +161,7 @@ def read(path):
     p.d_model = f.count("model.dim", 1, WIDTH_MAX)
     p.n_layer = f.count("model.n_layers", 1, COUNT_MAX)
     _read_heads(f, p)
-    p.norm_eps = f.number("model.norm_eps", lambda x: 0 < x <= 1, "0 < number <= 1")
+    p.norm_eps = f.epsilon("model.norm_eps")
     p.rope_theta = f.number("model.rope_theta", lambda x: 1 <= x <= THETA_MAX,
                             "a number 1..%g" % THETA_MAX)
     p.n_position = f.count("model.max_seqlen", 1, POSITION_MAX)

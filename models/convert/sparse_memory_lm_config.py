@@ -74,7 +74,7 @@ def read(root):
                  % (p.n_head, p.d_model))
     p.d_ff, p.n_position = f.count("ffn_hidden", 1, FF_MAX), f.count("max_seq_len", 1, POSITION_MAX)
     p.rope_theta = f.number("rope_theta", lambda v: 1 <= v <= THETA_MAX, "a number 1..%g" % THETA_MAX)
-    p.norm_eps = f.number("norm_eps", lambda v: 0 < v <= 1, "a number above 0, at most 1,")
+    p.norm_eps = f.epsilon("norm_eps")
     p.layers = _layers(f, p.n_layer)
     p.memory = _memory(f, p) if p.layers else None
     return p

@@ -251,6 +251,15 @@ def test_lists_of_memories_are_checked(case, root, words):
     assert done.status == 1 and all(word in done.err for word in words), done.err
 
 
+def test_one_norm_for_all_heads_is_as_wide_as_the_server_takes(case):
+    for width, status in ((32768, 0), (32770, 1)):
+        shapes = {"keys": (H, 2, N, width // 2), "query.weight": (H * width, hw.D), "query.bias": (H * width,),
+                  "values.weight": (N * N, hw.D), "query_norm.weight": (H * width,)}
+        done = case.run({**MEMORY, "query_norm": "rms", "query_norm_of": "all"}, arrays(shapes))
+        assert done.status == status, done.err
+    assert "memories[0]: query_norm_of: all, 2 heads of 32770 are wider than the limit of 65536" in done.err
+
+
 def test_modules_that_compute_something_else_are_refused(case):
     halves = {"keys": (H, N, 2, K // 2), "to_queries.weight": (H * K, hw.D), "norm.weight": (K // 2,),
               "norm.bias": (K // 2,)}

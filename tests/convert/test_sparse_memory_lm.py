@@ -282,7 +282,7 @@ REFUSED = {
 
 WRONG = [{name: 0} for name in ("vocab_size", "d_model", "n_layers", "n_heads", "ffn_hidden", "max_seq_len",
                                 "norm_eps", "mem_n_keys", "mem_heads", "mem_knn", "mem_k_dim")] + [
-    {"rope_theta": 0.5}, {"norm_eps": 1.5}, {"n_heads": 5}, {"mem_layers": 3}, {"mem_layers": [True]},
+    {"rope_theta": 0.5}, {"norm_eps": 1.5}, {"norm_eps": 9.9e-31}, {"n_heads": 5}, {"mem_layers": 3}, {"mem_layers": [True]},
     {"mem_layers": ["1"]}, {"mem_layers": [-1]}, {"mem_layers": list(range(65)), "n_layers": 65},
     {"mem_knn": 1025, "mem_n_keys": 2048}, {"mem_v_dim": False}, {"mem_v_dim": -1.0}, {"mem_v_dim": None}]
 
