@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -228,7 +229,8 @@ def test_a_damaged_storage(tiny_zip, refused):
     data = tiny_zip.read_bytes()
     at = data.index(tw.tiny_weights()["embeddings.weight"].tobytes())
     tiny_zip.write_bytes(data[:at] + b"\x01" + data[at + 1:])
-    refused(tiny_zip, "embeddings.weight", "checksum")
+    sums = zlib.crc32(data[at:at + 512]), zlib.crc32(b"\x01" + data[at + 1:at + 512])
+    refused(tiny_zip, "'embeddings.weight': member 'archive/data/0': checksum %08x expected, got %08x" % sums)
 
 
 def test_a_missing_storage(tmp_path, refused):
@@ -284,33 +286,72 @@ def test_headers_of_the_legacy_container(tmp_path, refused):
     refused(tw.write_legacy(path, tw.tiny(), version=1002), "1001", "1002")
     refused(tw.write_legacy(path, tw.tiny(), little_endian=False), "little_endian")
     refused(tw.write_legacy(path, tw.tiny(), tail=b"x"), "data after the last storage, of length 1")
-    refused(tw.write_legacy(path, tw.tiny(), keys=["0", "0"]), "'0'", "twice")
-    refused(tw.write_legacy(path, tw.tiny(), keys=["nope"]), "nope")
-    refused(tw.write_legacy(path, tw.tiny(), keys=3), "list of storages")
+    refused(tw.write_legacy(path, tw.tiny(), little_endian=1), "little_endian")
+    refused(tw.write_legacy(path, tw.tiny(), keys=["0", "0"]), "storage '0' is listed, but listed twice")
+    refused(tw.write_legacy(path, tw.tiny(), keys=["nope"]), "storage 'nope' is listed, but no tensor uses it")
+    for keys in (3, [3], [[]], {}):
+        refused(tw.write_legacy(path, tw.tiny(), keys=keys), "the list of storages is no list of names")
+    data = tw.write_legacy(path, tw.tiny()).read_bytes()
+    system = tw.Pickler(legacy=True).pickle({"protocol_version": 1001, "little_endian": True})
+    path.write_bytes(data.replace(system, b"\x80\x02]."))
+    refused(path, "little_endian")
     refused(tw.write_legacy(path, tw.tiny(), keys=[]), "data after")
     path.write_bytes(b"\x80\x02}q\0.")
     refused(path, "not a file of torch.save")
 
 
+def test_a_last_storage_that_is_cut(tmp_path, refused):
+    """The last one has 8 elements of fp32 behind their count of 8 bytes."""
+    value = tw.tiny(pred_layer__proj__bias=None, layer_norm_emb__bias=None)
+    value["model"]["layer_norm_emb.bias"] = tw.Tensor(np.arange(8, dtype=np.float32))
+    whole = legacy_file(tmp_path, value).read_bytes()
+    for n_gone, words in ((1, "32 bytes expected, the file has 31 left"),
+                          (32, "32 bytes expected, the file has 0 left"), (33, "the file ends before it"), (40, "the file ends before it")):
+        (tmp_path / "c.pth").write_bytes(whole[:-n_gone])
+        refused(tmp_path / "c.pth", "storage '", words + " (truncated)")
+
+
+def test_a_storage_described_in_two_ways_or_not_there(tmp_path, refused):
+    class Renamed(tw.Pickler):
+        def key(self, storage):
+            return self.names.get(super().key(storage), super().key(storage))
+
+    shape = tw.tiny_weights()["layer_norm_emb.bias"].shape
+    for claim, words in ((dict(numel=9), "two ways"), (dict(cls="DoubleStorage"), "two ways"), ({}, None)):
+        first, second = tw.Storage(np.zeros(shape, np.float32)), tw.Storage(np.zeros(shape, np.float32), **claim)
+        pickler = Renamed(legacy=True)
+        pickler.names = {"1": "0"}
+        body = pickler.pickle({"a": tw.Tensor(first.data, first), "b": tw.Tensor(first.data, second)})
+        (tmp_path / "c.pth").write_bytes(tw.LEGACY_MAGIC + pickler.pickle(1001) + pickler.pickle(
+            {"little_endian": True}) + body + pickler.pickle(["0"]) + struct.pack("<q", 8) + first.data.tobytes())
+        refused(tmp_path / "c.pth", "storage '0' is described in two ways" if words else "not an XLM checkpoint")
+
+
 @pytest.mark.parametrize("count", [0, 1, 127, 129, -1, 2**62, -2**63])
 def test_legacy_counts_that_lie(count, tmp_path, refused):
-    refused(legacy_file(tmp_path, tw.tiny(), counts={0: count}), "storage '0'", str(count))
+    refused(legacy_file(tmp_path, tw.tiny(), counts={0: count}),
+            "storage '0': 128 elements expected, the file says %d" % count)
 
 
-@pytest.mark.parametrize("view", [("v", 0, 9), ("v", 5, 4), ("v", -1, 4), ("v", 2**62, 2**62),
-                                  ("v", 0), 7])
-def test_legacy_views_that_lie(view, tmp_path, refused):
+@pytest.mark.parametrize("view, words", [
+    (("v", 0, 9), "a view of elements 0..9, but it has 8"), (("v", 5, 4), "a view of elements 5..9, but it has 8"),
+    (("v", 2**62, 2**62), "a view of elements"), (("v", -1, 4), "view data ('v', -1, 4)"),
+    (("v", 4, -1), "view data ('v', 4, -1)"), (("v", "0", 4), "view data ('v', '0', 4)"),
+    (("v", 0, True), "view data ('v', 0, True)"), (("v", 0), "view data ('v', 0)"), (7, "view data 7")])
+def test_legacy_views_that_lie(view, words, tmp_path, refused):
     root = tw.Storage(np.zeros(8, np.float32), view=view)
     value = tw.tiny(layer_norm_emb__bias=tw.Tensor(root.data, root))
-    refused(legacy_file(tmp_path, value), "storage", "view")
+    refused(legacy_file(tmp_path, value), "storage '", "': " + words)
 
 
 # ---- tensors that lie ---------------------------------------------------------------------------
 
 LIES = {
-    "offset": dict(offset=1), "far offset": dict(offset=2**62),
-    "large stride": dict(stride=(2,)),
-    "too few strides": dict(stride=()), "too many strides": dict(stride=(8, 1)),
+    "offset": (dict(offset=1), "size (8,), strides (1,), offset 1 do not fit a storage of 8 elements"),
+    "far offset": (dict(offset=2**62), "size (8,), strides (1,), offset %d do not fit" % 2**62),
+    "large stride": (dict(stride=(2,)), "size (8,), strides (2,), offset 0 do not fit"),
+    "too few strides": (dict(stride=()), "strides () do not fit size (8,)"),
+    "too many strides": (dict(stride=(8, 1)), "strides (8, 1) do not fit size (8,)"),
 }
 
 # What no view can be made of, and the part that messages name.
@@ -328,9 +369,9 @@ NO_COUNTS = {
 @pytest.mark.parametrize("container", ["zip", "legacy"])
 @pytest.mark.parametrize("name", LIES)
 def test_views_that_leave_their_storage(name, container, tmp_path, refused):
-    tensor = tw.Tensor(tw.tiny_weights()["layer_norm_emb.bias"], **LIES[name])
-    value = tw.tiny(layer_norm_emb__bias=tensor)
-    refused(tw.WRITERS[container](tmp_path / "c.pth", value), "'layer_norm_emb.bias'")
+    how, words = LIES[name]
+    value = tw.tiny(layer_norm_emb__bias=tw.Tensor(tw.tiny_weights()["layer_norm_emb.bias"], **how))
+    refused(tw.WRITERS[container](tmp_path / "c.pth", value), "'layer_norm_emb.bias': " + words)
 
 
 @pytest.mark.parametrize("container", ["zip", "legacy"])
@@ -361,7 +402,8 @@ def test_one_row_repeated_by_stride_zero(tmp_path, refused):
 def test_storages_whose_count_lies(numel, tmp_path, refused):
     storage = tw.Storage(tw.tiny_weights()["layer_norm_emb.bias"], numel=numel)
     value = tw.tiny(layer_norm_emb__bias=tw.Tensor(storage.data, storage))
-    refused(zip_file(tmp_path, value), str(numel))
+    refused(zip_file(tmp_path, value), "do not fit a storage of %d elements" % numel if 0 <= numel < 8
+            else "with -8 elements" if numel < 0 else "%d elements of 4 bytes expected, the file has 32 bytes" % numel)
     refused(legacy_file(tmp_path, value), "storage")
 
 

@@ -30,6 +30,7 @@ FIELDS = [
     ({"model.n_heads": 3}, "model.n_heads", "not divisible by 3"),
     ({"model.n_heads": 3, "model.head_dim": 4}, "model.n_heads", "not divisible by 3"),
     ({"model.n_heads": 8}, "model.n_heads", "8 / 8 = 1", "even"),
+    ({"model.dim": 24, "model.n_heads": 8}, "model.n_heads", "24 / 8 = 3"),
     ({"model.n_heads": 1025}, "model.n_heads", "1..1024"),
     ({"model.head_dim": 3}, "model.head_dim", "even", "3"),
     ({"model.head_dim": 65538}, "model.head_dim", "2..65536", "65538"),
@@ -38,7 +39,7 @@ FIELDS = [
      "2048 heads", "1024"),
     ({"model.n_kv_heads": 3}, "model.n_kv_heads", "1..2", "got 3"),
     ({"model.n_kv_heads": 0}, "model.n_kv_heads", "got 0"),
-    ({"model.dim": 24, "model.n_heads": 6, "model.n_kv_heads": 4}, "model.n_kv_heads", "4", "6"),
+    ({"model.dim": 24, "model.n_heads": 6, "model.n_kv_heads": 4}, "model.n_kv_heads", "4 does not divide the 6 heads"),
     ({"model.n_heads": 2, "model.head_dim": 32770}, "model.head_dim", "2 heads of 32770", "65536"),
     ({"model.norm_eps": 0}, "model.norm_eps", "a number 1e-30..1", "got 0"),
     ({"model.norm_eps": 9.9e-31}, "model.norm_eps", "9.9e-31"),
@@ -62,6 +63,7 @@ FIELDS = [
     ({PK + "layers": "1,,3"}, PK + "layers", "'1,,3'"),
     ({PK + "layers": "-1"}, PK + "layers", "'-1'"),
     ({PK + "layers": "\u00b2"}, PK + "layers", "0..3"),
+    ({PK + "layers": "0000001"}, PK + "layers", "0..3"),
     ({PK + "layers": "0" * 5000}, PK + "layers", "0..3"),
     ({PK + "layers": "1,3,01"}, PK + "layers", "twice"),
     ({"model.n_layers": 70, PK + "layers": ",".join(map(str, range(65)))}, PK + "layers",
@@ -91,12 +93,15 @@ FIELDS = [
 @pytest.mark.parametrize("case", FIELDS, ids=lambda case: "%s-%s" % (case[1], case[-1][:12]))
 def test_fields(case, tmp_path, refused):
     changes, *words = case
+    words[0] = "params.json: %s: " % words[0] if words[0][:4] != "tok_" else words[0]
     refused(mw.tiny(tmp_path, changes), *words)
 
 
 @pytest.mark.parametrize("changes, word", [
     ({"model.multiple_of": 0}, "model.multiple_of"), ({"model.multiple_of": "8"}, "multiple_of"),
-    ({"model.ffn_dim_multiplier": -1}, "0 < number"), ({"model.ffn_dim_multiplier": "x"}, "'x'"),
+    ({"model.ffn_dim_multiplier": -1}, "0 < number"), ({"model.ffn_dim_multiplier": 0}, "0 < number"),
+    ({"model.ffn_dim_multiplier": 0.01, "model.multiple_of": 1}, "model.ffn_dim_multiplier: a feed-forward width of 0"),
+    ({"model.ffn_dim_multiplier": "x"}, "'x'"),
     ({"model.ffn_dim_multiplier": 1e6}, "1..1048576 are served")])
 def test_the_formula_for_models_without_networks(changes, word, tmp_path, refused):
     arrays = mw.weights((0, 1, 2, 3))

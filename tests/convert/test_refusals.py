@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch_writer as tw
 import xlm_memory
+import xlm_params
 from convert_harness import convert
+from fault import Refused
 
 BN = "memories.1_in.query_proj.query_mlps.1."
 
@@ -104,7 +106,52 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("params,field,word", IMPOSSIBLE)
 def test_fields_that_cannot_be(params, field, word, tmp_path, refused):
-    refused(checkpoint(tmp_path, **params), "c.pth", "params." + field, word)
+    refused(checkpoint(tmp_path, **params), "c.pth: params.%s: " % field, word)
+
+
+LANGS, NO_TAIL = {"n_langs": 2, "use_lang_emb": True}, {**ASM, "asm_cutoffs": [4]}
+
+
+@pytest.mark.parametrize("params", [
+    {**LANGS, "lang2id": {"a": 1, "b" * 63: 0}}, {**LANGS, "lang2id": {"\u00e9" * 31: 0, "b": 1}},
+    {"n_langs": 256, "lang2id": {"l%d" % i: i for i in range(256)}},
+    {**ASM, "n_words": 18, "asm_cutoffs": list(range(1, 17)), "asm_div_value": 1},
+    {**NO_TAIL, "asm_cutoffs": [15], "asm_div_value": 8}, {**NO_TAIL, "asm_div_value": 2.5},
+    {"n_indices": ..., "mem_modulo_size": 2**31 - 1}, {"n_indices": 16, "mem_modulo_size": 15},
+    {"n_layers": 64, "mem_enc_positions": [(i, "after") for i in range(64)]},
+    {"mem_query_layer_sizes": [0] + [1, 65536] * 4 + [0]}, {"mem_temperature": 1e6}, {"mem_temperature": 1e-6},
+    {"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True, "mem_heads": 3},
+    {"mem_query_layer_sizes": "", "mem_k_dim": 8, "mem_shuffle_query": True, "mem_heads": 1},
+    {"emb_dim": 65536, "n_heads": 1024, "n_layers": 1024, "n_words": 1 << 24, "mem_heads": 1024,
+     "mem_knn": 1024, "mem_k_dim": 65536}, {"emb_dim": 1, "n_heads": 1, "n_layers": 2, "n_words": 14}], ids=str)
+def test_limits_are_served_themselves(params):
+    xlm_params.read(tw.tiny_params(**params), {})
+
+
+@pytest.mark.parametrize("params, field, due", [
+    ({**LANGS, "lang2id": {"en": 0, "b" * 64: 1}}, "lang2id", "ids 0..1 with names of 1..63 bytes"),
+    ({**LANGS, "lang2id": {"en": 0, "\u00e9" * 32: 1}}, "lang2id", "names of 1..63 bytes"),
+    ({**LANGS, "lang2id": {"en": 0, "": 1}}, "lang2id", "names of 1..63 bytes"),
+    ({**LANGS, "lang2id": {"en": 0, "\ud800": 1}}, "lang2id", "names of 1..63 bytes"),
+    ({**LANGS, "lang2id": {"en": 0, "fr": True}}, "lang2id", "ids 0..1"),
+    ({**LANGS, "lang2id": {"en": 0, "fr": 1.0}}, "lang2id", "ids 0..1"),
+    ({**LANGS, "lang2id": {"en": 0, "fr": [1]}}, "lang2id", "ids 0..1"),
+    ({**LANGS, "lang2id": ["en", "fr"]}, "lang2id", "2 languages"), ({"n_langs": 257}, "n_langs", "1..256"),
+    ({**ASM, "asm_cutoffs": list(range(1, 18)), "n_words": 20}, "asm_cutoffs",
+     "1 to 16 ascending numbers below n_words = 20"),
+    ({**ASM, "asm_cutoffs": [0, 4]}, "asm_cutoffs", "ascending"), ({**ASM, "asm_cutoffs": [-1]}, "asm_cutoffs", "asc"),
+    ({**ASM, "asm_cutoffs": [4, 8.5]}, "asm_cutoffs", "ascending"),
+    ({**ASM, "asm_cutoffs": [True, 4]}, "asm_cutoffs", "ascending"),
+    ({**ASM, "asm_cutoffs": "48"}, "asm_cutoffs", "ascending"),
+    ({**NO_TAIL, "asm_div_value": 8.5}, "asm_div_value", "a number 1..8 expected, got 8.5"),
+    ({**NO_TAIL, "asm_div_value": True}, "asm_div_value", "a number expected, got true"),
+    ({"n_indices": ..., "mem_modulo_size": 2**31}, "mem_modulo_size", "1..2147483647 or -1"),
+    ({"mem_temperature": 1.1e6}, "mem_temperature", "1e-6 to 1e6"),
+    ({"mem_temperature": float("nan")}, "mem_temperature", "1e-6 to 1e6"),
+    ({"mem_temperature": 9e-7}, "mem_temperature", "1e-6 to 1e6")], ids=str)
+def test_one_beyond_the_limits(params, field, due):
+    with pytest.raises(Refused, match="params.%s: .*%s" % (field, due)):
+        xlm_params.read(tw.tiny_params(**params), {})
 
 
 def test_other_kinds_of_checkpoints(tmp_path, refused):
@@ -229,7 +276,7 @@ DICTIONARIES = [
     (lambda d: d.pop(15), "dico_id2word", "15"),
     (lambda d: d.update({16: "more"}), "dico_id2word", "17"),
     (lambda d: (d.pop(15), d.update({99: "le@@"})), "dico_id2word", "id 15"),
-    (lambda d: d.update({1: "<eos>"}), "dico_id2word", "</s>"),
+    (lambda d: d.update({1: "<eos>"}), "dico_id2word", "id 1: '</s>' expected, got '<eos>'"),
     (lambda d: d.update({13: "la"}), "dico_id2word", "<special9>"),
     (lambda d: d.update({14: 7}), "dico_id2word", "id 14"),
     (lambda d: d.update({14: "lo"}), "dico_word2id", "lo"),

@@ -1,0 +1,60 @@
+"""What params.json of a memory-layers checkpoint means: defaults, the limits themselves, widths.
+
+Rerun one: /usr/bin/python3 -m pytest tests/convert/test_memory_layers_params.py -k limits
+"""
+
+import json
+
+import memory_layers_writer as mw
+import pytest
+from convert_harness import ROOT  # noqa: F401  (makes the converter's modules known)
+
+import memory_layers_params  # isort: skip
+
+PK = mw.PK
+
+
+def test_each_default_is_the_authors(tmp_path):
+    """What a configuration of nothing but the number of heads means, and with memories switched on."""
+    path = tmp_path / "params.json"
+    path.write_text(json.dumps({"model": {"n_heads": 4}}))
+    p = memory_layers_params.read(path)
+    assert (p.d_model, p.n_layer, p.d_head, p.n_kv_head, p.n_vocab, p.n_position) == (512, 8, 128, 4, None, 1024)
+    assert (p.rope_theta, p.norm_eps, p.dtype, p.tokenizer, p.memory) == (10000, 1e-5, "bf16", None, None)
+    args = {"is_enabled": True}
+    path.write_text(json.dumps({"model": {"n_heads": 4, "productkey_args": args}}))
+    assert memory_layers_params.read(path).memory is None
+    args["layers"] = "7"
+    path.write_text(json.dumps({"model": {"n_heads": 4, "productkey_args": args}}))
+    m = memory_layers_params.read(path).memory
+    assert (m.layers, m.n_key, m.n_head, m.k_top, m.d_key, m.d_value) == ([7], 1024, 4, 32, 512, 512)
+    assert (m.is_shared, m.has_gate, m.has_output_gate, m.has_experts) == (True, True, False, False)
+    args.update(mem_v_dim=1, swilu_projection=False)
+    path.write_text(json.dumps({"model": {"n_heads": 4, "productkey_args": args}}))
+    m = memory_layers_params.read(path).memory
+    assert (m.d_value, m.has_gate, m.has_projection) == (1, False, True)
+
+
+@pytest.mark.parametrize("changes", [
+    {"model.dim": 1, "model.n_heads": 1, "model.head_dim": 2, "model.n_kv_heads": 1},
+    {"model.dim": 65536, "model.n_heads": 1024, "model.n_kv_heads": 1024},
+    {"model.dim": 2048, "model.n_heads": None, "model.head_dim": 2},
+    {"model.norm_eps": 1}, {"model.norm_eps": 1e-30}, {"model.rope_theta": 1}, {"model.rope_theta": 1e12},
+    {"model.max_seqlen": 1}, {"model.max_seqlen": 1 << 20}, {"model.vocab_size": 1 << 24},
+    {"model.n_layers": 1024, PK + "layers": " 000001 ,1023"},
+    {"model.n_layers": 64, PK + "layers": ",".join(map(str, range(64)))},
+    {PK + "mem_n_keys": 46340, PK + "mem_knn": 1024, PK + "mem_heads": 1024, PK + "mem_k_dim": 65536},
+    {PK + "mem_n_keys": 1, PK + "mem_knn": 1, PK + "mem_heads": 2, PK + "mem_k_dim": 2},
+    {PK + "mem_v_dim": 65536}, {PK + "mem_v_dim": -65536, PK + "peer_variant": True}], ids=str)
+def test_limits_are_served_themselves(changes, tmp_path):
+    mw.tiny(tmp_path, changes)
+    memory_layers_params.read(tmp_path / "params.json")
+
+
+@pytest.mark.parametrize("due, dim, changes", [
+    (1, 1, {"multiple_of": 1, "ffn_dim_multiplier": 0.5}), (2, 1, {"multiple_of": 1}), (256, 8, {}),
+    (1536, 512, {}), (1 << 20, 8, {"multiple_of": 1 << 20}), (32, 8, {"multiple_of": 8, "ffn_dim_multiplier": 1.3})])
+def test_the_width_of_networks_by_the_formula(due, dim, changes, tmp_path):
+    mw.tiny(tmp_path, {"model.multiple_of": ..., **{"model." + name: value for name, value in changes.items()}})
+    p = memory_layers_params.read(tmp_path / "params.json")
+    assert memory_layers_params.ff_width(p.fields, dim) == due
