@@ -309,7 +309,7 @@ def made_here(directory):
     try:
         with open(os.path.join(directory, "config.json"), "rb") as file:
             config = json.loads(file.read(1 << 20))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and config.get("model_type") in MADE
 

@@ -425,6 +425,11 @@ def test_an_earlier_conversion_is_replaced_and_other_files_are_not(tiny, tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.pth", "model"]
     (tmp_path / "link").symlink_to(got)
     assert "link exists and is not a directory" in convert(tiny, "--output", tmp_path / "link").err
+    for other in ("[" * 100000, "[]", "{", '{"model_type": "llama"}', '{"model_type": ["memory_llama"]}'):
+        (got / "config.json").write_text(other)
+        again = convert(tiny, "--output", got)
+        assert again.status == 1 and "model holds what is no earlier conversion (config.json)" in again.err, again.err
+        assert (got / "config.json").read_text() == other and len(list(got.iterdir())) > 2
     (got / "notes.txt").write_text("mine")
     again = convert(tiny, "--output", got)
     assert again.status == 1 and "notes.txt" in again.err
