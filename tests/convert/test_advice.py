@@ -38,6 +38,25 @@ def test_a_folder_of_checkpoints_gets_the_file_that_was_meant(tmp_path):
     assert done.err.count("params.json") == 2, done.err
 
 
+def test_what_a_folder_lacks_and_which_files_it_has(tmp_path):
+    lacks = "then it holds consolidated.pth and params.json: %s missing; or a model in Hugging Face form, which has" \
+        " config.json%s\n"
+    folder = str(tmp_path) + "/"
+    for names, missing, meant in (
+            (["notes.txt", "x.pth.txt"], "consolidated.pth and params.json are", ""),
+            (["params.json", "b.pt"], "consolidated.pth is", "; did you mean the file %sb.pt" % folder),
+            (["consolidated.pth", "d.pth", "c.pt"], "params.json is",
+             "; did you mean the file %sc.pt or another of its 2 checkpoints" % folder),
+            (["d.pth", "checkpoint.pth", "c.pt"], "consolidated.pth and params.json are",
+             "; did you mean the file %scheckpoint.pth or another of its 3 checkpoints" % folder)):
+        for name in names:
+            (tmp_path / name).write_bytes(b"")
+        done = convert(tmp_path, "-o", tmp_path / "m")
+        assert done.status == 1 and done.err.endswith(lacks % (missing, meant)), done.err
+        for name in names:
+            (tmp_path / name).unlink()
+
+
 def test_without_numpy_a_virtual_environment_is_thought_of():
     hide = "import sys; sys.modules['numpy'] = None; sys.argv = ['convert.py']; import runpy; " \
         "runpy.run_path(%r, run_name='__main__')" % str(PROGRAM)

@@ -431,8 +431,9 @@ def test_an_earlier_conversion_is_replaced_and_other_files_are_not(tiny, tmp_pat
         assert again.status == 1 and "model holds what is no earlier conversion (config.json)" in again.err, again.err
         assert (got / "config.json").read_text() == other and len(list(got.iterdir())) > 2
     (got / "notes.txt").write_text("mine")
+    (got / "extra.txt").write_text("mine")
     again = convert(tiny, "--output", got)
-    assert again.status == 1 and "notes.txt" in again.err
+    assert again.status == 1 and "--output %s holds other files (extra.txt); give" % got in again.err
     assert (got / "notes.txt").read_text() == "mine" and (got / "config.json").exists()
 
 

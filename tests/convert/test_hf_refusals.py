@@ -243,6 +243,7 @@ def test_text_that_does_not_fit(folder, tmp_path, refused):
     refused(folder, "--vocab", "not words", args=("--vocab", tmp_path / "words"))
     refused(folder, "--codes", "XLM models alone", args=("--codes", tmp_path / "words"))
     refused(folder, "--tokenizer", "19 pieces", "20 words", args=("--tokenizer", tmp_path / "short"))
+    refused(folder, "--values q4: the model has no memory", args=("--values", "q4"))
     refused(folder, "--set n_heads", "hf", args=("--set", "n_heads=2"))
     refused(folder, "bos_token_id=3", "says 1", args=("--set", "bos_token_id=3"))
     for value in ("20", "-1", "true", "1.0", "x"):

@@ -306,7 +306,8 @@ def test_a_last_storage_that_is_cut(tmp_path, refused):
     value["model"]["layer_norm_emb.bias"] = tw.Tensor(np.arange(8, dtype=np.float32))
     whole = legacy_file(tmp_path, value).read_bytes()
     for n_gone, words in ((1, "32 bytes expected, the file has 31 left"),
-                          (32, "32 bytes expected, the file has 0 left"), (33, "the file ends before it"), (40, "the file ends before it")):
+                          (32, "32 bytes expected, the file has 0 left"), (33, "the file ends before it"),
+                          (40, "the file ends before it")):
         (tmp_path / "c.pth").write_bytes(whole[:-n_gone])
         refused(tmp_path / "c.pth", "storage '", words + " (truncated)")
 

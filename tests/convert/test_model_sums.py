@@ -91,6 +91,23 @@ def test_tolerances_are_rounded_up_to_two_digits(value, due):
     assert round_up(value) == due
 
 
+def test_a_probe_of_another_program_is_held_against_ours(tmp_path):
+    """PyTorch's, of the trainer: without pkmserve they stand with wide tolerances, and not at all if one differs."""
+    from identity import content
+    model, _ = converted(tmp_path, "--program", PKMSERVE)
+    lines = (model / "model.sha256").read_text().splitlines()
+    own = [float(word) for line in lines for word in line.split()[3:] if line.startswith("# probe logprobs")]
+    for program, tolerances in ((None, ["f32 0.01", "bf16 0.5", "int8 1"]), (PKMSERVE, ["f32 0.001"])):
+        text, why = content(model, program, lambda tokens: own)
+        found = [line for line in text.decode().splitlines() if line.startswith("# probe tolerance ")]
+        assert why is None and found[:len(tolerances)] == ["# probe tolerance " + due for due in tolerances]
+        assert "# probe logprobs " + " ".join("%.7g" % value for value in own) in text.decode()
+    for change in (0.06, -0.06):
+        text, why = content(model, PKMSERVE, lambda tokens: [*own[:2], own[2] + change, *own[3:]])
+        assert why == "pkmserve computes log-probabilities that are off by up to 0.06" and b"# probe" not in text
+        assert content(model, PKMSERVE, lambda tokens: [own[0] + change * 0.8, *own[1:]])[1] is None
+
+
 def test_a_text_of_one_token_has_no_probe(tmp_path):
     weights = tw.tiny_weights()
     weights["position_embeddings.weight"] = weights["position_embeddings.weight"][:1]

@@ -308,6 +308,13 @@ def test_without_a_dictionary_the_words_must_be_given(tmp_path, refused):
     source = checkpoint(tmp_path, value)
     refused(source, "dico_id2word", "--vocab")
     words = tmp_path / "words"
+    for text, n in (("", 0), ("w", 1), ("w\n" * 15, 15), ("w\n" * 16 + "w", 17)):
+        words.write_text(text)
+        refused(source, "--vocab %s: 16 lines expected, one for each id, got %d" % (words, n),
+                args=("--vocab", words))
+    words.write_bytes(b"w\n" * 15 + b"w\xff\n")
+    for more in ((), ("--tokenizer", words)):
+        refused(source, "--vocab %s: not UTF-8 at byte 31" % words, args=("--vocab", words, *more))
     words.write_text("w\n" * 16)
     refused(source, "line 1: '<s>' expected", args=("--vocab", words))
     words.write_text("".join("%s\n" % w for w in tw.tiny_words()[:15]) + "<unk>\n")
