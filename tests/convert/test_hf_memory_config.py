@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import hf_memory
 import hf_memory_config
 import pytest
-from convert_harness import ROOT  # noqa: F401  (makes the converter's modules known)
 from fault import Refused
 
 ENTRY = {"layer": 1, "place": "replace", "n_head": 2, "k_top": 3}

@@ -477,16 +477,16 @@ def test_how_many_ids_may_be_without_a_token(end, tmp_path):
 
 
 def test_options_that_do_not_fit(tmp_path, refused):
-    source = mw.tiny(tmp_path)
+    source = mw.tiny(tmp_path, {"data.tokenizer.path": "t"})  # that of bytes has no file
     for name in ("words", "t"):
         (tmp_path / name).write_bytes(spm())
     refused(source, "--vocab", "not words", args=("--vocab", tmp_path / "words"))
     refused(source, "--codes", "XLM models alone", args=("--codes", tmp_path / "words"))
-    refused(source, "--tokenizer", "data.tokenizer.name", "bytes",
-            args=("--tokenizer", tmp_path / "t"))
+    refused(source, "--tokenizer %s: a SentencePiece model, but data.tokenizer.name of params.json is"
+            " 'bytes'" % (tmp_path / "t"), args=("--tokenizer", tmp_path / "t"))
     refused(source, "--set n_heads", "memory-layers", args=("--set", "n_heads=2"))
     refused(source, "bos_token_id=3", "256", args=("--set", "bos_token_id=3"))
-    made(tmp_path, source, "--set", "bos_token_id=256")
+    assert made(tmp_path, source, "--set", "bos_token_id=256")[0]["tokenizer"] == "byte"
     for value in ("258", "-1", "true", "1.0", "x"):
         source = mw.tiny(tmp_path, {"data.tokenizer.name": "tiktoken"})
         got = convert(source, "--output", tmp_path / "o", "--set", "eos_token_id=" + value)

@@ -4,12 +4,13 @@ Rerun one: /usr/bin/python3 -m pytest tests/convert/test_memory_layers_params.py
 """
 
 import json
+from types import SimpleNamespace
 
+import memory_layers
+import memory_layers_params
 import memory_layers_writer as mw
 import pytest
-from convert_harness import ROOT  # noqa: F401  (makes the converter's modules known)
-
-import memory_layers_params  # isort: skip
+from fault import Refused
 
 PK = mw.PK
 
@@ -58,3 +59,29 @@ def test_the_width_of_networks_by_the_formula(due, dim, changes, tmp_path):
     mw.tiny(tmp_path, {"model.multiple_of": ..., **{"model." + name: value for name, value in changes.items()}})
     p = memory_layers_params.read(tmp_path / "params.json")
     assert memory_layers_params.ff_width(p.fields, dim) == due
+
+
+@pytest.mark.parametrize("name, file, due", [
+    ("sp", "ranks", "byte-level BPE, but data.tokenizer.name of params.json is 'sp'"),
+    ("tiktoken", "t.model", "a SentencePiece model, but data.tokenizer.name of params.json is 'tiktoken'"),
+    ("sp", "t.model", None), ("tiktoken", "ranks", None), (None, "t.model", None), (None, "ranks", None)])
+def test_the_tokenizer_is_of_the_kind_that_params_name(name, file, due, tmp_path):
+    path = str(tmp_path / file)
+    (tmp_path / "t.model").write_bytes(b"\n\0")
+    (tmp_path / "ranks").write_bytes(b"YQ== 0\nYg== 1\n")
+    p = SimpleNamespace(tokenizer=name, tokenizer_path=None, folder=str(tmp_path))
+    if due is None:
+        assert memory_layers._tokenizer(p, path) == (path, "--tokenizer")
+        return
+    with pytest.raises(Refused) as found:
+        memory_layers._tokenizer(p, path)
+    assert str(found.value) == "--tokenizer %s: %s" % (path, due)
+
+
+def test_the_first_and_the_last_id_may_be_given():
+    for value in (0, 257):
+        config = {"vocab_size": 258}
+        memory_layers.name_tokens(config, {}, {"eos_token_id": value}, memory_layers.SETTABLE)
+        assert config == {"vocab_size": 258, "eos_token_id": value}
+    with pytest.raises(Refused, match=r"--set bos_token_id: an integer 0\.\.257 expected, got 258"):
+        memory_layers.name_tokens({"vocab_size": 258}, {}, {"bos_token_id": 258}, memory_layers.SETTABLE)
