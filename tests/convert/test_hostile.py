@@ -302,7 +302,7 @@ def test_headers_of_the_legacy_container(tmp_path, refused):
 
 def test_a_last_storage_that_is_cut(tmp_path, refused):
     """The last one has 8 elements of fp32 behind their count of 8 bytes."""
-    value = tw.tiny(pred_layer__proj__bias=None, layer_norm_emb__bias=None)
+    value = tw.tiny(layer_norm_emb__bias=None)
     value["model"]["layer_norm_emb.bias"] = tw.Tensor(np.arange(8, dtype=np.float32))
     whole = legacy_file(tmp_path, value).read_bytes()
     for n_gone, words in ((1, "32 bytes expected, the file has 31 left"),
@@ -310,6 +310,10 @@ def test_a_last_storage_that_is_cut(tmp_path, refused):
                           (40, "the file ends before it")):
         (tmp_path / "c.pth").write_bytes(whole[:-n_gone])
         refused(tmp_path / "c.pth", "storage '", words + " (truncated)")
+    n = len({id(tensor.storage) for tensor in value["model"].values()})
+    listed = tw.write_legacy(tmp_path / "c.pth", value, keys=[str(i) for i in range(n - 1)]).read_bytes()
+    (tmp_path / "c.pth").write_bytes(listed[:-40])
+    refused(tmp_path / "c.pth", "'layer_norm_emb.bias': storage '%d' is used but not in the file" % (n - 1))
 
 
 def test_a_storage_described_in_two_ways_or_not_there(tmp_path, refused):

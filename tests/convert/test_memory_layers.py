@@ -228,7 +228,8 @@ def test_copies_that_differ(tmp_path, refused, monkeypatch):
     refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, TABLE % 1, "row 19")
     arrays = mw.weights()
     arrays[TABLE % 3] = mw.widened(arrays[TABLE % 1])
-    refused(mw.tiny(tmp_path, (), arrays), TABLE % 3, "float32", "bfloat16")
+    refused(mw.tiny(tmp_path, (), arrays),
+            "tensor '%s' is of float32, but '%s' of bfloat16, and with" % (TABLE % 3, TABLE % 1))
 
 
 def test_copies_under_some_memories(tmp_path, refused):
@@ -281,11 +282,12 @@ def test_a_vector_beyond_its_type_is_refused(tmp_path, refused):
     refused(mw.tiny(tmp_path, {"distributed.model_dtype": "fp16"}, arrays), "norm.weight", "inf")
 
 
-@pytest.mark.parametrize("table, due", [
-    (lambda a: a, "F32"), (lambda a: a.astype(np.float16), "F16"),
-    (lambda a: a.astype(np.float64), "F32")])
-def test_tables_of_16_bits_keep_their_type(table, due, tmp_path):
-    stored = made(tmp_path, mw.tiny(tmp_path, (), mw.weights(table=table)))[1]
+@pytest.mark.parametrize("saved, table, due", [
+    ("fp32", lambda a: a, "F32"), ("fp32", lambda a: a.astype(np.float16), "F16"),
+    ("bf16", lambda a: a.astype(np.float16), "F16"), ("fp32", lambda a: a.astype(np.float64), "F32")])
+def test_tables_of_16_bits_keep_their_type(saved, table, due, tmp_path):
+    changes = {"distributed.model_dtype": saved}
+    stored = made(tmp_path, mw.tiny(tmp_path, changes, mw.weights(table=table)))[1]
     dtype, array = stored["memories.1_in.values.weight"]
     assert dtype == due
     np.testing.assert_array_equal(array, mw.weights(table=table)[TABLE % 1])

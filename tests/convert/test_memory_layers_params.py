@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import memory_layers
 import memory_layers_params
 import memory_layers_writer as mw
+import numpy as np
 import pytest
 from fault import Refused
+from torch_file import Brain
 
 PK = mw.PK
 
@@ -22,6 +24,8 @@ def test_each_default_is_the_authors(tmp_path):
     p = memory_layers_params.read(path)
     assert (p.d_model, p.n_layer, p.d_head, p.n_kv_head, p.n_vocab, p.n_position) == (512, 8, 128, 4, None, 1024)
     assert (p.rope_theta, p.norm_eps, p.dtype, p.tokenizer, p.memory) == (10000, 1e-5, "bf16", None, None)
+    path.write_text(json.dumps({"model": {"n_heads": 4, "productkey_args": {"layers": "7"}}}))
+    assert memory_layers_params.read(path).memory is None
     args = {"is_enabled": True}
     path.write_text(json.dumps({"model": {"n_heads": 4, "productkey_args": args}}))
     assert memory_layers_params.read(path).memory is None
@@ -56,7 +60,8 @@ def test_limits_are_served_themselves(changes, tmp_path):
     (1, 1, {"multiple_of": 1, "ffn_dim_multiplier": 0.5}), (2, 1, {"multiple_of": 1}), (256, 8, {}),
     (1536, 512, {}), (1 << 20, 8, {"multiple_of": 1 << 20}), (32, 8, {"multiple_of": 8, "ffn_dim_multiplier": 1.3})])
 def test_the_width_of_networks_by_the_formula(due, dim, changes, tmp_path):
-    mw.tiny(tmp_path, {"model.multiple_of": ..., **{"model." + name: value for name, value in changes.items()}})
+    given = {"model." + name: value for name, value in changes.items()}
+    mw.tiny(tmp_path, {"model.multiple_of": ..., "model.ffn_dim_multiplier": ..., **given})
     p = memory_layers_params.read(tmp_path / "params.json")
     assert memory_layers_params.ff_width(p.fields, dim) == due
 
@@ -76,6 +81,23 @@ def test_the_tokenizer_is_of_the_kind_that_params_name(name, file, due, tmp_path
     with pytest.raises(Refused) as found:
         memory_layers._tokenizer(p, path)
     assert str(found.value) == "--tokenizer %s: %s" % (path, due)
+
+
+def test_what_a_matrix_tells_is_bounded():
+    for rows in (1, 5):
+        assert memory_layers._rows({"w": SimpleNamespace(size=(rows, 8))}, "w", 5, 8) == rows
+    for size in ((0, 8), (6, 8), (5,), (5, 8, 1), ()):
+        with pytest.raises(Refused) as found:
+            memory_layers._rows({"w": SimpleNamespace(size=size)}, "w", 5, 8)
+        assert str(found.value) == "tensor 'w': shape [1..5, 8] expected, got %s" % list(size)
+    with pytest.raises(Refused, match="^tensor 'w' is missing$"):
+        memory_layers._rows({}, "w", 5, 8)
+
+
+def test_tables_have_a_type_of_their_own_where_it_differs():
+    tables = {"a": Brain(np.zeros(3, np.uint16)), "b": np.zeros(3, np.float16), "c": np.zeros(3, np.float32)}
+    for dtype, due in (("f32", {"a": "bf16", "b": "f16"}), ("bf16", {"b": "f16"}), ("f16", {"a": "bf16"})):
+        assert memory_layers._own_types(list(tables), tables, dtype) == due
 
 
 def test_the_first_and_the_last_id_may_be_given():

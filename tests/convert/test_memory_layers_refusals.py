@@ -194,6 +194,11 @@ def test_shared_storages(tmp_path, refused):
     arrays = mw.weights()
     arrays["output.weight"] = arrays["tok_embeddings.weight"] = tw.Tensor(arrays["output.weight"])
     refused(mw.tiny(tmp_path, (), arrays), "output.weight", "shares its storage")
+    arrays = mw.weights()
+    both = tw.Storage(np.ones(15, np.float32))  # one element less than the two vectors have
+    arrays["layers.0.ffn_norm.weight"], arrays["norm.weight"] = (tw.Tensor(np.ones(8, np.float32), both, at)
+                                                                for at in (0, 7))
+    refused(mw.tiny(tmp_path, (), arrays), "tensor 'norm.weight' shares its storage")
     arrays = mw.weights(own=True)  # memories that have tables of their own
     name = "layers.%d.feed_forward.values.weight"
     arrays[name % 3] = arrays[name % 1] = tw.Tensor(arrays[name % 1])
@@ -209,21 +214,31 @@ def test_views_of_one_storage_are_the_same_where_they_begin_alike():
     assert is_same(views[0], views[0]) and not is_same(*views[:2]) and not is_same(*views[::2])
 
 
-@pytest.mark.parametrize("model", [{"tok_embeddings.weight": 1}, {1: 2, "tok_embeddings.weight": 1}])
-def test_state_dicts_that_are_none(model, tmp_path, refused):
+EMPTY = tw.Tensor(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("model, got", [
+    ({"tok_embeddings.weight": 1}, "'tok_embeddings.weight' = 1"), ({1: 2, "tok_embeddings.weight": 1}, "1 = 2"),
+    ({3: EMPTY, "tok_embeddings.weight": EMPTY}, "3 = <tensor [2]>")])
+def test_state_dicts_that_are_none(model, got, tmp_path, refused):
     source = mw.tiny(tmp_path)
     tw.write_zip(source, {"model": model})
-    refused(source, "tensors by name expected")
+    refused(source, "model: tensors by name expected, got " + got)
 
 
 def test_views_that_leave_their_storage(tmp_path, refused):
     arrays = mw.weights()
     table = "layers.1.feed_forward.values.weight"
     arrays[table] = tw.Tensor(arrays[table], offset=1)
-    refused(mw.tiny(tmp_path, (), arrays), table, "do not fit a storage of 200 elements")
+    refused(mw.tiny(tmp_path, (), arrays), "tensor '%s': size" % table, "do not fit a storage of 200 elements")
     arrays[table] = tw.Tensor(arrays[table].storage.data.reshape(25, 8), stride=(0, 1),
                               storage=tw.Storage(np.zeros(8, np.uint16)))
     refused(mw.tiny(tmp_path, (), arrays), table, "do not fit a storage of 8 elements")
+
+
+def test_a_file_beside_params_that_is_another_one(tmp_path, refused):
+    mw.tiny(tmp_path)
+    refused(tw.write_zip(tmp_path / "other.pth", {"model": {"x": 1}}), "not an XLM checkpoint, nor one of")
 
 
 def test_a_damaged_table(tmp_path, refused):
