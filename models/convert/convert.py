@@ -61,18 +61,18 @@ MADE = ("pkm_transformer", "all_attention", "memory_llama")  # model_type of wha
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        self.exit(2, "convert: %s (--help shows the usage)\n" % one_line(message))
+        self.exit(2, "convert: %s (--help shows the usage)\n" % one_line(message, 1200))
 
 
 def setting(text):
     """KEY=VALUE of --set; VALUE is JSON where it can be read as such, else a string."""
     key, equals, value = text.partition("=")
     if not equals or not any(key in keys for keys in SETTABLE.values()):
-        raise argparse.ArgumentTypeError("KEY=VALUE expected, KEY one of %s" % "; ".join(
-            "%s: %s" % (family, " ".join(keys)) for family, keys in SETTABLE.items()))
+        raise argparse.ArgumentTypeError("KEY=VALUE expected, got %s; KEY is one of %s" % (show(text), "; ".join(
+            "%s: %s" % (family, " ".join(keys)) for family, keys in SETTABLE.items())))
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
 
 

@@ -412,6 +412,8 @@ def test_a_vocab_of_another_size_is_refused(tiny, tmp_path, refused):
 def test_set_gives_what_the_file_lacks_and_nothing_else(tmp_path, refused):
     source = tw.write_zip(tmp_path / "c.pth", tw.tiny(params=tw.tiny_params(n_heads=...)))
     refused(source, "params.n_heads", "--set n_heads=")
+    for value in ("[" * 100000, "9" * 5000, "NaN"):
+        refused(source, "params.n_heads: an integer 1..1024 expected, got", args=("--set", "n_heads=" + value))
     got = made(tmp_path, source, "--set", "n_heads=4")
     assert json.loads((got / "config.json").read_text())["n_head"] == 4
     whole = tw.write_zip(tmp_path / "d.pth", tw.tiny())
@@ -450,6 +452,16 @@ def test_parents_are_made_and_the_mode_follows_the_umask(tiny, tmp_path):
 def test_wrong_usage_ends_with_2(args):
     got = convert_program(*args)
     assert (got.status, got.out) == (2, "") and got.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", ["n_heads", "vocab_kind", "nonsense=1", "=1", "prefix=n_heads=1"])
+def test_what_can_be_set_is_listed_to_the_end(given, tiny):
+    got = convert(tiny, "-o", "d", "--set", given)
+    assert got.status == 2 and "argument --set: KEY=VALUE expected, got '%s'; KEY is one of xlm: asm " % given in got.err
+    assert got.err.endswith(
+        " share_inout_emb sinusoidal_embeddings unk_index use_lang_emb use_memory; all-attention: adapt_span_ramp"
+        " vocab_kind; memory-layers: bos_token_id eos_token_id; sparse-memory-lm: eos_token_id; hf: bos_token_id"
+        " eos_token_id (--help shows the usage)\n")
 
 
 def test_paths_that_cannot_be_read_or_written(tiny, tmp_path):
