@@ -440,6 +440,8 @@ def test_an_earlier_conversion_is_replaced_and_other_files_are_not(tiny, tmp_pat
 
 
 def test_parents_are_made_and_the_mode_follows_the_umask(tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert convert(tiny, "--output", tmp_path / "empty").status == 0
     assert convert(tiny, "--output", tmp_path / "a" / "b").status == 0
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == (tmp_path / "a").stat().st_mode & 0o777
 

@@ -153,6 +153,9 @@ def test_sixty_four_memories_and_a_megabyte_are_read(read, tmp_path):
     path.write_bytes(entry.ljust((1 << 20) + 1))
     with pytest.raises(Refused, match="memory.json: longer than the limit of 1048576 bytes"):
         hf_memory_config.read(path, hf_memory.NAMES["plain"], base)
+    path.write_text(json.dumps({"memories": [ENTRY], "memory": []}))
+    with pytest.raises(Refused, match='^memory.json: memory: not a key; "memories" is the only one$'):
+        hf_memory_config.read(path, hf_memory.NAMES["plain"], base)
     for listed in (3, "text", {"a": 1}, None, []):
         path.write_text(json.dumps({"memories": listed}))
         with pytest.raises(Refused, match=r"memory.json: memories: a list of 1\.\.64 objects expected, got"):

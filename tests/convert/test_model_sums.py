@@ -118,7 +118,7 @@ def test_a_text_of_one_token_has_no_probe(tmp_path):
 
 
 def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):
-    model, _ = converted(tmp_path)
+    model, _ = converted(tmp_path, "--program", PKMSERVE)  # whose old probe is no reason to compute no new one
     config = json.loads((model / "config.json").read_text())
     config["norm_eps"] = 0.5
     (model / "config.json").write_text(json.dumps(config))
@@ -127,6 +127,8 @@ def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):
     assert done.returncode == 0 and done.stderr == "", done.stderr
     status, identity = served(model)
     assert status == 0 and identity["probe"] == "ok", identity
+    done = subprocess.run([sys.executable, WRITER, model, "--program", "none"], capture_output=True, text=True)
+    assert done.returncode == 0 and b"# probe" not in (model / "model.sha256").read_bytes(), done.stderr
     done = subprocess.run([sys.executable, WRITER, tmp_path], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("identity: ") and "config.json" in done.stderr
 
