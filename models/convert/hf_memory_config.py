@@ -12,7 +12,7 @@ from fault import Refused, show
 from json_file import Fields, load
 
 BYTES_MAX = 1 << 20
-MEMORY_MAX, LAYER_MAX, COUNT_MAX, WIDTH_MAX, TOP_MAX = 64, 1024, 1024, 1 << 16, 1024
+MEMORY_MAX, COUNT_MAX, WIDTH_MAX, TOP_MAX = 64, 1024, 1 << 16, 1024
 KEY_MAX = 46340  # its square, the number of slots, is below 2^31
 PREFIX_MAX = 200
 PLACES = {"replace": "in", "beside": "beside", "after": "after"}

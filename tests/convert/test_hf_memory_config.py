@@ -143,7 +143,7 @@ def test_a_table_is_that_of_the_first_one_that_has_it(read):
     assert [m.prefix for m in found] == ["memories.%d." % i for i in range(5)]
 
 
-def test_sixty_four_memories_and_a_megabyte_are_read(read, tmp_path):
+def test_sixty_four_memories_and_a_megabyte_are_read_and_nothing_is_guessed(read, tmp_path):
     found = read(*({"layer": i} for i in range(63)), {"layer": 63, "values_of": 62}, n_layer=64)
     assert len(found) == 64 and found[63].values_of == 62
     path, entry = tmp_path / "memory.json", json.dumps({"memories": [ENTRY]}).encode()
@@ -156,6 +156,10 @@ def test_sixty_four_memories_and_a_megabyte_are_read(read, tmp_path):
     path.write_text(json.dumps({"memories": [ENTRY], "memory": []}))
     with pytest.raises(Refused, match='^memory.json: memory: not a key; "memories" is the only one$'):
         hf_memory_config.read(path, hf_memory.NAMES["plain"], base)
+    for key in ENTRY:
+        path.write_text(json.dumps({"memories": [{name: value for name, value in ENTRY.items() if name != key}]}))
+        with pytest.raises(Refused, match=r"^memory.json: memories\[0\]: %s: .* expected.*, got None$" % key):
+            hf_memory_config.read(path, hf_memory.NAMES["plain"], base)
     for listed in (3, "text", {"a": 1}, None, []):
         path.write_text(json.dumps({"memories": listed}))
         with pytest.raises(Refused, match=r"memory.json: memories: a list of 1\.\.64 objects expected, got"):
