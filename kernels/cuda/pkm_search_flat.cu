@@ -141,15 +141,15 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
     for (int t = warp / n_share; t < n_row; t += WARPS / n_share) {
         const struct candidate *const all =
             scratch.best + ((first + t) * s.n_head + head) * static_cast<int64_t>(n);
-        struct candidate best =
+        const struct candidate best =
             best_of_share(all, n, warp % n_share, n_share, s.k_top, chosen[warp]);
         if (n_share > 1) {
             chosen[warp][lane] = best;
             __syncthreads();
-            best = best_of_warps(chosen, s.k_top, merged);
         }
         if (warp % n_share == 0) {
-            write_best(&s, best, first + t, head);
+            write_best(&s, n_share > 1 ? best_of_warps(chosen, s.k_top, merged) : best, first + t,
+                       head);
         }
     }
 }
