@@ -135,8 +135,9 @@ test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSa
 TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse kernels/test_cuda_rows kernels/test_cuda_search
 TSAN_ENGINE   := $(filter-out engine/test_tokenizer%,$(patsubst tests/%.c,%,$(wildcard tests/engine/test_*.c)))
 TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS) $(TSAN_ENGINE))
-# Beside tests of the double's kernels that are short, of all kernels a case of each op, by a seed whose cases are small: on the CUDA double, where a missing barrier is a race
-# in any order, and on two of the CPU's instruction sets, as all share the work out to threads by the same functions.
+# Tests of the double's kernels that are short, and a case of each op, by a seed whose cases are small: on the CUDA double,
+# where a missing barrier is a race in any order, and on two of the CPU's instruction sets, as all share the work out to
+# threads by the same functions.
 test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
