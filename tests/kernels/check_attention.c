@@ -333,7 +333,7 @@ static struct attention_case case_new(struct check *c, bool is_shared, bool is_m
     a.n_head = a.n_share * check_int(c, 1, a.n_share > 1 ? 3 : 5);
     if (is_many) {
         a.n_seq = a.is_prompts ? check_int(c, 55, 65) : check_int(c, 40, SEQ_MAX);
-        a.n_seq /= is_slow(c) ? 8 : 1;
+        a.n_seq /= c->is_double ? 20 : is_slow(c) ? 8 : 1;
         a.n_head = a.n_share * (a.is_prompts ? 5 : check_int(c, 1, 4));
     }
     a.d = a.n_head * d_head;

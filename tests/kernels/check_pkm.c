@@ -67,8 +67,8 @@ static struct search_case search_new(struct check *c)
 /* More rows than a backend takes at a time, of keys that may be split. */
 static struct search_case search_new_many(struct check *c)
 {
-    struct search_case k = {.n = check_int(c, N_TOK_VERY_MANY - 7, N_TOK_VERY_MANY),
-                            .is_split = true};
+    const int most = c->is_double ? N_TOK_VERY_MANY / 2 : N_TOK_VERY_MANY;
+    struct search_case k = {.n = check_int(c, most - 7, most), .is_split = true};
     const bool is_large = !c->is_double && check_chance(c, 0.2);
     k.shape.kind = PKM_PRODUCT;
     k.shape.n_head = check_int(c, 1, 2);
