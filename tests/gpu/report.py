@@ -323,8 +323,8 @@ def optimes_section(run):
 
 def serve_section(run):
     lines = table(["what", "figures"], run.tables.get("serve", []))
-    return lines and lines + ["", "pkmserve on model A's shape with random weights and a context of 2048, as it is started without "
-                              "options; clients on the same machine. A step runs from one to the next while all streams run."]
+    return lines and lines + ["", "pkmserve on model A's shape with random weights and a context of 2048, for as many sequences "
+                              "at once as there are streams, else as it starts by default; clients on the same machine. A step runs from one to the next while all streams run."]
 
 
 def cores_section(run):

@@ -288,6 +288,25 @@ struct weight *check_weight(struct check *c, enum side side, const struct tensor
     return weight;
 }
 
+struct step *check_step_rows(struct check *c, enum side side, int n)
+{
+    struct backend *const be = c->side[side];
+    const struct step_limits limits = {
+        .n_tok_max = n, .n_seq_max = n, .n_page_max = 8, .n_out_max = 1};
+    struct step *step = NULL;
+    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
+    step->n_tok = step->n_seq = n;
+    for (int r = 0; r < n; r++) {
+        step->seq_first[r + 1] = r + 1;
+    }
+    return step;
+}
+
+bool check_is_slow(const struct check *c)
+{
+    return c->is_double || c->side[SIDE_ONE]->is_host;
+}
+
 void check_finish(struct check *c, enum side side, struct step *step)
 {
     struct err err = {0};

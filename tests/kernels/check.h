@@ -113,6 +113,11 @@ struct weight_desc check_slots_desc(struct check *c, enum dtype source);
 struct weight *check_weight(struct check *c, enum side side, const struct tensor *host,
                             const struct weight_desc *desc);
 
+/* A step of n rows that are each a sequence of its own, so that positions are free (8 pages) and
+ * rows may be cut anywhere; not begun. The caller frees it. */
+struct step *check_step_rows(struct check *c, enum side side, int n);
+/* Whether large cases take long: a GPU computes them in no time. */
+bool check_is_slow(const struct check *c);
 /* finish of a step; a failure of the device is one of the case. */
 void check_finish(struct check *c, enum side side, struct step *step);
 

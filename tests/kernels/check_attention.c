@@ -268,12 +268,6 @@ static void run_plan(struct check *c, enum side side, const struct attention_cas
     check_host_drop(c); /* its pages */
 }
 
-/* Whether large cases take long: a GPU would compute them in no time. */
-static bool is_slow(const struct check *c)
-{
-    return c->is_double || c->side[SIDE_ONE]->is_host;
-}
-
 static void length_short(struct check *c, struct attention_case *a, int s)
 {
     a->n_pos[s] = check_chance(c, 0.2)    ? check_int(c, 1, 3)
@@ -285,7 +279,7 @@ static void length_short(struct check *c, struct attention_case *a, int s)
 /* A few rows behind a text that a device shares out among blocks. */
 static void length_long(struct check *c, struct attention_case *a, int s)
 {
-    const int most = is_slow(c) ? 700 : POS_MAX;
+    const int most = check_is_slow(c) ? 700 : POS_MAX;
     const int n_new = check_int(c, 1, 4);
     a->n_old[s] = check_chance(c, 0.3) ? check_int(c, 0, 40) : check_int(c, 256, most - n_new);
     a->n_pos[s] = a->n_old[s] + n_new;
@@ -333,7 +327,7 @@ static struct attention_case case_new(struct check *c, bool is_shared, bool is_m
     a.n_head = a.n_share * check_int(c, 1, a.n_share > 1 ? 3 : 5);
     if (is_many) {
         a.n_seq = a.is_prompts ? check_int(c, 55, 65) : check_int(c, 40, SEQ_MAX);
-        a.n_seq /= c->is_double ? 20 : is_slow(c) ? 8 : 1;
+        a.n_seq /= c->is_double ? 20 : check_is_slow(c) ? 8 : 1;
         a.n_head = a.n_share * (a.is_prompts ? 5 : check_int(c, 1, 4));
     }
     a.d = a.n_head * d_head;

@@ -33,17 +33,11 @@ static void embed_run(struct check *c, enum side side, const void *data, int fir
 {
     const struct embed_case *const k = data;
     struct backend *const be = c->side[side];
-    /* Each row is a sequence of its own, so positions are free and rows may be cut anywhere. */
-    const struct step_limits limits = {
-        .n_tok_max = n, .n_seq_max = n, .n_page_max = 8, .n_out_max = 1};
-    struct step *step = NULL;
-    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
-    step->n_tok = step->n_seq = n;
+    struct step *const step = check_step_rows(c, side, n);
     for (int r = 0; r < n; r++) {
         step->token[r] = k->id[0][first + r];
         step->pos[r] = k->id[1][first + r];
         step->lang[r] = k->id[2][first + r];
-        step->seq_first[r + 1] = r + 1;
     }
     const struct tensor y = check_out(c, side, "y", n, k->d, DTYPE_F32);
     be->op->step_begin(be, step);

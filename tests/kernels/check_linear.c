@@ -24,15 +24,8 @@ struct linear_case {
 static struct step *drawn_step(struct check *c, enum side side, int n)
 {
     struct backend *const be = c->side[side];
-    const struct step_limits limits = {
-        .n_tok_max = n, .n_seq_max = n, .n_page_max = 1, .n_out_max = 1};
-    struct step *step = NULL;
-    CHECK(be->op->step_new(be, &step, &limits, NULL) == ERR_OK);
-    step->n_tok = step->n_seq = n;
+    struct step *const step = check_step_rows(c, side, n);
     step->is_drawn = be->phases_apart;
-    for (int i = 0; i < n; i++) {
-        step->seq_first[i + 1] = i + 1;
-    }
     be->op->step_begin(be, step);
     return step;
 }

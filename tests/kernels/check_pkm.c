@@ -85,7 +85,7 @@ static struct search_case search_new_many(struct check *c)
  * that would take long. */
 static struct search_case search_new_large(struct check *c)
 {
-    const bool is_slow = c->is_double || c->side[SIDE_ONE]->is_host;
+    const bool is_slow = check_is_slow(c);
     struct search_case k = {.n = check_chance(c, 0.3) ? check_int(c, 1, 70)
                                                       : check_int(c, 300, 1400),
                             .is_split = check_chance(c, 0.7)};
