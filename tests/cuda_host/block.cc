@@ -156,10 +156,11 @@ void thread_begin(struct thread *thread)
     fiber_restart(thread->fiber);
 }
 
-void cuda_host_grid_wait(const struct cuda_host_place &place)
+void cuda_host_grid_wait(bool is_alone, const struct cuda_host_place &place)
 {
     struct thread *const me = self;
     me->has_waited = true;
+    block.is_alone = block.is_alone || is_alone;
     if (block.is_early) {
         copies_read(me);
         me->is_held = true;

@@ -60,6 +60,7 @@ struct block {
     int bank;                 /* of what must outlive other blocks: fibers, copies */
     int parity;               /* of the block in its bank, for ThreadSanitizer */
     bool is_early;            /* grid_wait holds its threads */
+    bool is_alone;            /* a thread has come to grid_wait_alone */
     int n_held;
     struct barrier barrier;
     struct warp warp[WARP_MAX];

@@ -220,6 +220,24 @@ template <enum early early> bool overlap(void)
     return device_equals(x, expected, N);
 }
 
+/* y, which the kernel before the last writes, is read early. */
+bool read_of_the_kernel_before_the_last(void)
+{
+    int expected[N];
+    for (int i = 0; i < N; ++i) {
+        expected[i] = i + 2;
+    }
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    int *const x = device_array(N, counting()), *const y = device_array<int>(N);
+    int *const other = device_array<int>(N);
+    const struct launch_queue queue = {stream, true};
+    LAUNCH(add_one<NOT_EARLY>, 1, N, 0, queue, y, x);
+    LAUNCH(add_one<NOT_EARLY>, 1, N, 0, queue, other, x);
+    LAUNCH(add_one<READS_EARLY>, 1, N, 0, queue, x, y);
+    return device_equals(x, expected, N);
+}
+
 bool read_before_grid_wait(void)
 {
     return overlap<READS_EARLY>();
@@ -528,6 +546,7 @@ const struct test_case bug_cases[] = {
     {"divergent_shuffle", divergent_shuffle},
     {"shuffle_outside", shuffle_outside},
     {"read_before_grid_wait", read_before_grid_wait},
+    {"read_of_the_kernel_before_the_last", read_of_the_kernel_before_the_last},
     {"copy_before_grid_wait", copy_before_grid_wait},
     {"write_before_grid_wait", write_before_grid_wait},
     {"missing_grid_wait", missing_grid_wait},

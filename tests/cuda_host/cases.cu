@@ -495,6 +495,50 @@ template <typename T> bool product(cudaDataType type)
 
 enum { N_LINK = 5, LINK_BLOCKS = 3, LINK_THREADS = 96, N_CHAIN = LINK_BLOCKS * LINK_THREADS };
 
+/* y = x + 1; none behind it begins before it is complete. */
+__global__ void add_alone(int *y, const int *x)
+{
+    const int i = static_cast<int>(threadIdx.x);
+    grid_wait_alone();
+    y[i] = x[i] + 1;
+}
+
+/* z = x + y; y was there before any but the first of these kernels began. */
+__global__ void add_early(int *z, const int *x, const int *y)
+{
+    const int i = static_cast<int>(threadIdx.x);
+    const int early = y[i];
+    grid_wait();
+    z[i] = x[i] + early;
+}
+
+/* What a kernel alone writes is read early by all behind it, after a copy and another kernel. */
+bool overlaps_alone(void)
+{
+    int start[LINK_THREADS], expected[LINK_THREADS];
+    for (int i = 0; i < LINK_THREADS; ++i) {
+        start[i] = i;
+        expected[i] = 9 * i + 8;
+    }
+    int *const x = device_array(LINK_THREADS, start);
+    int *const y = device_array<int>(LINK_THREADS), *const z = device_array<int>(LINK_THREADS);
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    const struct launch_queue queue = {stream, true};
+    REQUIRE(cudaMemcpyAsync(z, x, sizeof start, cudaMemcpyDeviceToDevice, stream) == cudaSuccess);
+    for (int i = 0; i < 2; ++i) {
+        LAUNCH(add_alone, 1, LINK_THREADS, 0, queue, y, z);
+        LAUNCH(add_early, 1, LINK_THREADS, 0, queue, x, z, y);
+        LAUNCH(add_early, 1, LINK_THREADS, 0, queue, z, x, y);
+    }
+    const bool is_right = device_equals(z, expected, LINK_THREADS);
+    cudaStreamDestroy(stream);
+    cudaFree(x);
+    cudaFree(y);
+    cudaFree(z);
+    return is_right;
+}
+
 /* y = x + w, and w's neighbour in the block; w is constant and comes early, by both kinds of shared
  * memory, across barriers. */
 __global__ void link(int *y, const int *x, const int *w)
@@ -605,6 +649,7 @@ const struct test_case good_cases[] = {
     {"capture_rules", capture_rules},
     {"events", events},
     {"overlaps", overlaps},
+    {"overlaps_alone", overlaps_alone},
     {"products", products},
     {nullptr, nullptr},
 };

@@ -99,16 +99,17 @@ cudaError_t cuda_host_call_new(const char *name, const char *file, int line, cud
 
 /* ---- overlap -------------------------------------------------------------------------------- */
 
-/* Of a launch that overlaps, a block comes here before the kernel before it has begun. */
-void cuda_host_grid_wait(const struct cuda_host_place &place);
+/* Of a launch that overlaps, a block comes here before kernels before it have begun. is_alone: none
+ * behind it begins before this one is complete. */
+void cuda_host_grid_wait(bool is_alone, const struct cuda_host_place &place);
 
 static inline void grid_wait(CUDA_HOST_HERE)
 {
-    cuda_host_grid_wait(CUDA_HOST_PLACE("grid_wait"));
+    cuda_host_grid_wait(false, CUDA_HOST_PLACE("grid_wait"));
 }
 static inline void grid_wait_alone(CUDA_HOST_HERE)
 {
-    cuda_host_grid_wait(CUDA_HOST_PLACE("grid_wait_alone"));
+    cuda_host_grid_wait(true, CUDA_HOST_PLACE("grid_wait_alone"));
 }
 /* A read, so that it is seen. */
 static inline void prefetch_l2(const void *global)

@@ -21,8 +21,9 @@
 #include "tests/cuda_host/cuda_host.h"
 
 enum { POISON = 0xfd, WARP = 32, BLOCK_MAX = 1024, WARP_MAX = BLOCK_MAX / WARP };
-/* What must outlive other blocks lies in banks, two for launches that overlap. */
-enum { BANK_MAX = 2 };
+/* What must outlive other blocks lies in banks: all but one may hold a block that waits for the
+ * kernels before its own. */
+enum { BANK_MAX = 4 };
 enum { SHARED_DEFAULT = 48 << 10, SHARED_OPTIN = 227 << 10 }; /* bytes; what a device has at most */
 
 /* ---- environment.cc ------------------------------------------------------------------------- */
@@ -135,8 +136,10 @@ void trace_wait(void);
 /* ---- grid.cc -------------------------------------------------------------------------------- */
 
 /* Runs one block of a call as far as grid_wait and keeps it there. Returns the bank that it lies
- * in, for block_run_grid; 0 if there is none free but the one that another call will need. */
-int block_begin(const struct cuda_host_call *call, bool other_has_bank);
+ * in, for block_run_grid; 0 if the last free one is left, which a call that has not begun needs. */
+int block_begin(const struct cuda_host_call *call);
+/* Whether the call in the bank waits at grid_wait_alone, and lets none behind it begin. */
+bool block_is_alone(int bank);
 /* Runs all blocks of a call, what is left of them if one has begun. */
 void block_run_grid(const struct cuda_host_call *call, int bank);
 /* The call in the bank will not be run. */

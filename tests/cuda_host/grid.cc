@@ -3,13 +3,14 @@
  * For ThreadSanitizer every thread has a stack and a fiber of its own, and those of two blocks that
  * follow one another are different ones; a launch comes before all its threads, and they before
  * what follows the launch, but nothing orders two blocks except __threadfence: so a race between
- * between blocks is seen like one between threads.
+ * blocks is seen like one between threads.
  *
- * A launch that may overlap with the kernel before it: one of its blocks, the first in the order,
- * is run as far as grid_wait before that kernel has begun, and kept with all that is its own in a
- * bank. So what it reads too early is what stood there before, what it writes too early the other
- * kernel meets, and for ThreadSanitizer nothing orders the two. A thread that leaves without
- * grid_wait is reported in any block. */
+ * A launch that may overlap with the kernels before it: one of its blocks, the first in the order,
+ * is run as far as grid_wait before those have begun, up to two of them, and kept with all that is
+ * its own in a bank. So what it reads too early is what stood there before, what it writes too
+ * early another kernel meets, and for ThreadSanitizer nothing orders the two. Behind a kernel that
+ * waits at grid_wait_alone none begins early. A thread that leaves without grid_wait is reported in
+ * any block. */
 #include "tests/cuda_host/block.h"
 #include "tests/cuda_host/sanitizer.h"
 
@@ -156,6 +157,7 @@ void block_run(uint3 idx, bool is_early)
     cuda_host_block_idx = idx;
     shared_poison();
     block.n_done = block.n_held = 0;
+    block.is_alone = false;
     block.barrier.n_arrived = 0;
     block.is_early = is_early;
     for (int i = 0; i < block.n_warp; ++i) {
@@ -253,6 +255,15 @@ void walk_run(struct walk *walk, dim3 grid, bool is_early)
               is_early);
 }
 
+/* The first of those from there on, or BANK_MAX. */
+int bank_free(int bank)
+{
+    while (bank < BANK_MAX && begun[bank].is_there) {
+        ++bank;
+    }
+    return bank;
+}
+
 struct walk grid_begin(const struct cuda_host_call *call, int bank)
 {
     order = environment_get()->order;
@@ -263,17 +274,21 @@ struct walk grid_begin(const struct cuda_host_call *call, int bank)
 
 } // namespace
 
-int block_begin(const struct cuda_host_call *call, bool other_has_bank)
+int block_begin(const struct cuda_host_call *call)
 {
-    const int n_taken = begun[0].is_there + begun[1].is_there + !other_has_bank;
-    if (n_taken > 1) {
+    const int bank = bank_free(0);
+    if (bank_free(bank + 1) == BANK_MAX) {
         return 0;
     }
-    const int bank = begun[0].is_there ? 1 : 0;
     struct walk walk = grid_begin(call, bank);
     walk_run(&walk, call->grid, true);
     block_keep(&begun[bank], &walk);
     return bank + 1;
+}
+
+bool block_is_alone(int bank)
+{
+    return begun[bank - 1].block.is_alone;
 }
 
 void block_run_grid(const struct cuda_host_call *call, int bank)
@@ -286,7 +301,7 @@ void block_run_grid(const struct cuda_host_call *call, int bank)
         block_continue();
         n_done = 1;
     } else {
-        walk = grid_begin(call, begun[0].is_there ? 1 : 0);
+        walk = grid_begin(call, bank_free(0));
     }
     for (; n_done < walk.n; ++n_done) {
         walk_run(&walk, call->grid, false);

@@ -46,6 +46,7 @@ def test_what_is_right_works_in_every_order(build):
 @pytest.mark.parametrize("case", ["missing_syncthreads", "missing_syncwarp", "missing_copy_wait",
                                   "uninitialised_shared", "uninitialised_device", "missing_sync",
                                   "source_changed_early", "read_before_grid_wait",
+                                  "read_of_the_kernel_before_the_last",
                                   "copy_before_grid_wait", "write_before_grid_wait"])
 def test_wrong_result_shows_in_every_order(case):
     for order, status, output in runs("plain", case, ORDERS):
