@@ -7,6 +7,7 @@ models, windows of attention, rotary positions of other kinds, quantised weights
 """
 
 import os
+from ctypes import c_float
 from types import SimpleNamespace
 
 from fault import Refused, show
@@ -53,10 +54,10 @@ KINDS = {
         out_bias="attention_bias", ffn_bias=False, norms=True, window="layers"),
 }
 TOKENIZER_OF = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
-# Of generation_config.json: name, whether a number is in the server's bounds, and these.
+# Of generation_config.json: name, whether a number is in the server's bounds, and these. It computes in fp32.
 SAMPLING = (("temperature", lambda x: 0 <= x <= 2, "0 <= number <= 2"),
-            ("top_p", lambda x: 0 < x <= 1, "0 < number <= 1"),
-            ("min_p", lambda x: 0 <= x < 1, "0 <= number < 1"),
+            ("top_p", lambda x: 0 < c_float(x).value <= 1, "0 < number <= 1 in fp32"),
+            ("min_p", lambda x: 0 <= c_float(x).value < 1, "0 <= number < 1 in fp32"),
             ("repetition_penalty", lambda x: 1e-6 <= x <= 10, "1e-06 <= number <= 10"))
 # What would change the text that a plain request gets, and is not served; the value that changes nothing.
 NOT_SERVED = {"num_beams": 1, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None,

@@ -146,6 +146,7 @@ def content(directory, program, logprobs=None):
 def write(directory, program, logprobs=None):
     """Writes the file anew. -> why it has no probe, or None"""
     path = os.path.join(directory, NAME)
+    probe_tokens(directory)  # a config.json that is refused takes no file with it
     if os.path.lexists(path):
         os.remove(path)  # the program would hold the model against it
     text, why = content(directory, program, logprobs)

@@ -107,6 +107,7 @@ def test_fields(case, folder, refused):
     ({"temperature": 2.1}, ["temperature", "2.1"]), ({"repetition_penalty": 10.1}, ["repetition_penalty", "10.1"]),
     ({"eos_token_id": list(range(17))}, ["eos_token_id", "17 ids", "16"]),
     ({"min_p": 1}, ["min_p", "0 <= number < 1"]), ({"repetition_penalty": 0}, ["repetition_penalty"]),
+    ({"min_p": 0.99999999}, ["min_p", "in fp32"]), ({"top_p": 1e-46}, ["top_p", "in fp32"]),
     ({"do_sample": 1}, ["do_sample", "true or false"]), ({"eos_token_id": "a"}, ["eos_token_id", "'a'"])])
 def test_generation_config(generation, words, folder, refused):
     refused(hw.tiny(folder, generation=generation), "generation_config.json", *words)

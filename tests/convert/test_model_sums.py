@@ -138,7 +138,9 @@ def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):
     ('{"vocab_size": 9, "max_position": null}', "max_position: an integer"), ("{}", "vocab_size: an integer")])
 def test_a_config_that_cannot_be_read_is_named_in_one_line(tmp_path, config, said):
     (tmp_path / "config.json").write_text(config)
+    (tmp_path / "model.sha256").write_text("# what stood there\n")
     done = subprocess.run([sys.executable, WRITER, tmp_path, "--program", "none"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("identity: ") and done.stderr.count("\n") == 1, done.stderr
     assert "config.json: " + said in done.stderr
-    assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
+    assert (tmp_path / "model.sha256").read_text() == "# what stood there\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.sha256"]
