@@ -102,8 +102,7 @@ static const struct fuse_case cases[] = {
 };
 enum { N_CASE = sizeof cases / sizeof *cases };
 
-/* ---- a case on a backend
- * ------------------------------------------------------------------------ */
+/* ---- a case on a backend -------------------------------------------------------------------- */
 
 static float random_float(uint32_t *state)
 {
@@ -337,10 +336,11 @@ static void check_ways(const struct way *apart, const struct way *fused)
 static void test_ops_taken_together_have_the_bits_of_ops_apart(void **state)
 {
     (void)state;
-    check_ways(&(struct way){"0", "0", "forward"}, &(struct way){"1", "0", "reverse"});
-    if (!is_few()) {
-        check_ways(&(struct way){"0", "0", "forward"}, &(struct way){"1", "0", "random:3"});
+    if (is_few()) {
+        skip(); /* those that overlap are the same kernels */
     }
+    check_ways(&(struct way){"0", "0", "forward"}, &(struct way){"1", "0", "reverse"});
+    check_ways(&(struct way){"0", "0", "forward"}, &(struct way){"1", "0", "random:3"});
 }
 
 static void test_so_they_have_where_kernels_overlap(void **state)
