@@ -435,7 +435,7 @@ void check_pkm_read(struct check *c)
     k.slots = slots;
     k.shares = shares;
     k.base = check_normal(c, (size_t)k.n * (size_t)k.d, 1);
-    k.redirect = check_chance(c, 0.5) ? check_redirect_new(c, k.n, n_slot, k.d, false) : NULL;
+    k.redirect = check_chance(c, 0.7) ? check_redirect_new(c, k.n, n_slot, k.d, false) : NULL;
     static const char *const residual_name[] = {"none", "apart", "= y"};
     check_shape(c, "n_tok %d, d %d, columns %d, slots %d, %s from %s %s, residual %s%s", k.n, k.d,
                 k.n_col, n_slot, dtype_name(desc.dtype), dtype_name(source),

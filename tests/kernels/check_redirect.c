@@ -70,8 +70,9 @@ struct check_redirect *check_redirect_new(struct check *c, int n_row, int n_slot
                        : check_chance(c, 0.5) ? DTYPE_F32
                                               : DTYPE_BF16;
         memset(entry->place, -1, sizeof entry->place);
+        /* Slots near one another never begin at the same place: the hash is Fibonacci's. */
         for (int32_t slot = check_int(c, 0, 2); slot < n_slot && entry->n < N_SLOT_MAX;
-             slot += check_int(c, 1, 3)) {
+             slot += check_int(c, 1, 3 + n_slot / N_SLOT_MAX)) {
             put_place(entry, slot, entry->n++);
         }
         entry->n = entry->n > 0 ? entry->n : 1;
