@@ -328,7 +328,7 @@ static struct attention_case case_new(struct check *c, bool is_shared, bool is_m
     if (is_many) {
         a.n_seq = a.is_prompts ? check_int(c, 55, 65) : check_int(c, 40, SEQ_MAX);
         a.n_seq /= c->is_double ? 20 : check_is_slow(c) ? 8 : 1;
-        a.n_head = a.n_share * (a.is_prompts ? 5 : check_int(c, 1, 4));
+        a.n_head = a.n_share * (c->is_double ? 1 : a.is_prompts ? 5 : check_int(c, 1, 4));
     }
     a.d = a.n_head * d_head;
     a.d_kv = a.d / a.n_share;
