@@ -220,6 +220,14 @@ static bool is_done(const struct jsonl *it, struct slot *slot)
     return atomic_load(&request->n_item_done) == request->n_item;
 }
 
+/* Whether an error is one of the line alone: what it asks for, its time, its numbers. Any other one
+ * ends the run, which --resume continues. */
+static bool is_of_line(const struct api_error *error)
+{
+    return error->status < 499 || error->status == 504 ||
+           strcmp(error->code, "numerical_error") == 0;
+}
+
 /* Appends the answer of a request that is over. false: slot.error says why there is none. */
 static bool write_answer(struct jsonl *it, struct slot *slot, struct text *out, struct err *err)
 {
@@ -229,17 +237,15 @@ static bool write_answer(struct jsonl *it, struct slot *slot, struct text *out, 
                    (long long)slot->number);
     struct answer_meta meta = {.bare = true, .id = place, .model = it->options->served_model_name};
     it->kind->id(&slot->job, &meta);
-    if (!answer_check(it->kind->request(&slot->job), &slot->error)) {
-        (void)cmd_refused(&slot->error, err);
-        return false;
-    }
-    if (it->kind->take != NULL) {
+    const bool is_whole = answer_check(it->kind->request(&slot->job), &slot->error);
+    if (is_whole && it->kind->take != NULL) {
         return it->kind->take(it->kind->ctx, &slot->job, name, slot->number, err) == ERR_OK;
     }
-    if (it->kind->write(out, &slot->job, it->fields, &it->ce.limits, &meta, &slot->error)) {
+    if (is_whole &&
+        it->kind->write(out, &slot->job, it->fields, &it->ce.limits, &meta, &slot->error)) {
         return true;
     }
-    if (strcmp(slot->error.code, "numerical_error") != 0) {
+    if (!is_of_line(&slot->error)) {
         (void)cmd_refused(&slot->error, err);
     }
     return false;

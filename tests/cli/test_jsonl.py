@@ -1,5 +1,6 @@
 """score --jsonl and generate --jsonl: a line for each line, in order, and going on after a kill."""
 
+import fcntl
 import gzip
 import json
 import os
@@ -7,13 +8,14 @@ import pty
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import time
 
 import pytest
 
-from cli_harness import LIMIT_S, PROGRAM, fails, ok, run
+from cli_harness import LIMIT_S, MODEL, PROGRAM, fails, ok, run
 
 TEXTS = ["A dark night %d, and the wind blew." % i for i in range(20)]
 LINES = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
@@ -248,11 +250,13 @@ def test_what_cannot_begin_leaves_the_earlier_results(folder, tmp_path):
     (["--fields", "perplexity"], 2, "go with --jsonl"),
     (["--jsonl", "--output", "IN"], 2, "is an input too"),
     (["--jsonl", "none.jsonl"], 1, "none.jsonl: cannot be opened"),
+    (["--jsonl", "--slots", "x.npz"], 2, "--slots writes the slots of whole texts"),
+    (["--jsonl", "a\nnone.jsonl"], 2, "the name has a control character"),
 ])
 def test_what_cannot_be_is_told_before_anything_is_done(folder, arguments, status, wanted):
     place = str(folder / "in.jsonl")
     given = [place if a == "IN" else a for a in arguments]
-    assert wanted in fails(status, "score", *given, *([] if "none.jsonl" in given else [place]))
+    assert wanted in fails(status, "score", *given, *([] if given[-1].endswith("none.jsonl") else [place]))
     assert (folder / "in.jsonl").read_text().count("\n") == 20
 
 
@@ -261,6 +265,71 @@ def test_damaged_input_ends_the_run_and_keeps_what_is_done(folder):
     (folder / "cut.gz").write_bytes(data[:-12])
     done = run("score", "--jsonl", folder / "cut.gz")
     assert done.returncode == 1 and "cut off after" in done.stderr
+
+
+def test_damage_inside_compressed_input_is_told_with_its_place(folder):
+    """The first member is whole; the second begins with a kind of block, or of frame, that there is not."""
+    first = (LINES[0] + "\n").encode()
+    zstd = subprocess.run(["zstd", "-cq"], input=first, stdout=subprocess.PIPE, check=True).stdout
+    members = {"gzip": (gzip.compress(first), 10, 7), "zstd": (zstd, 4, 8)}
+    for kind, (member, at, bits) in members.items():
+        second = bytearray(member)
+        second[at] |= bits
+        (folder / "damaged").write_bytes(member + second)
+        done = run("score", "--jsonl", folder / "damaged")
+        assert done.returncode == 1 and len(done.stdout.splitlines()) == 1, done
+        place = re.search(r"damaged: damaged %s near byte (\d+): " % kind, done.stderr)
+        assert place and len(member) <= int(place[1]) <= len(member + second), done.stderr
+
+
+def test_a_line_that_fails_alone_does_not_end_the_run(tmp_path):
+    """One whose time is too short, and one whose numbers are none: position 40 has an embedding of NaN."""
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("model.sha256"))
+    with open(model / "model.safetensors", "r+b") as file:
+        n = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(n))["position_embeddings.weight"]
+        begin, end = entry["data_offsets"]
+        row = (end - begin) // entry["shape"][0]
+        file.seek(8 + n + begin + 40 * row)
+        file.write(b"\xff" * row)
+    lines = tmp_path / "in.jsonl"
+    lines.write_text("\n".join(map(json.dumps, [
+        {"text": "Once"}, {"text": "Once upon a time. " * 9000, "timeout_ms": 1}, {"tokens": [300] * 60}, {"text": "upon"}])))
+    out = tmp_path / "out"
+    done = run("score", "--model", model, "--jsonl", lines, "--output", out)
+    assert done.returncode == 0 and "bad lines: 2 of 4" in done.stderr
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["%s:%d" % (lines, n) for n in (1, 4)]
+    first, second = (tmp_path / "out.errors").read_text().splitlines()
+    assert first.startswith("%s:2: the request's time was over" % lines)
+    assert second.startswith("%s:3: the model gave no number" % lines)
+    assert run("score", "--model", model, "--jsonl", lines, "--output", out, "--strict").returncode == 1
+
+
+def test_ids_that_are_integers_stay_so_and_a_byte_order_mark_is_none_of_the_line():
+    lines = b'\xef\xbb\xbf{"id": 7, "content": "Once"}\n{"id": "x", "content": "upon"}\n'
+    out = ok("score", "--jsonl", "--text-field", "content", "--fields", "n_unk", stdin=lines).splitlines()
+    assert [json.loads(line)["id"] for line in out] == [7, "x"]
+
+
+def test_a_line_that_is_too_long_is_a_fault_of_its_own():
+    lines = '{"text": "%s"}\n{"text": "upon"}\n' % ("a" * 2000)
+    done = run("score", "--jsonl", "--max-line-bytes", 1024, stdin=lines)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
+    assert "standard input:1: the line has more than 1024 bytes (--max-line-bytes)" in done.stderr
+
+
+def test_an_output_that_another_run_is_writing_is_refused(folder, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with open(out, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "out.jsonl: another run is writing it" in fails(1, "score", "--jsonl", folder / "in.jsonl", "--output", out)
+    assert out.read_bytes() == b""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDWR)
+    line = fails(2, "score", "--jsonl", folder / "in.jsonl", "--output", tmp_path / "pipe", "--resume")
+    os.close(reader)
+    assert "--resume: %s is no file" % (tmp_path / "pipe") in line
 
 
 def at_terminal(arguments, feed=None):
