@@ -111,7 +111,7 @@ for area in "$@"; do
 done
 [ -z "$files" ] || areas=("$files" "${areas[@]}")
 [ ${#areas[@]} -gt 0 ] || areas=(server kernels cuda_host models convert train golden engine cli gpu fuzz bench docker)
-case " ${areas[*]} " in *models* | *golden* | *server*) convert_golden ;; esac
+case " ${areas[*]} " in *models* | *golden* | *server* | *cli*) convert_golden ;; esac
 # One area: the files of its folder, or the file it names.
 run_area() {
     local area=$1 source

@@ -170,7 +170,7 @@ static enum err_code print_json(const struct inspection *it, struct err *err)
 
 /* ---- text ---------------------------------------------------------------------------------- */
 
-static void print_memory(const struct pkm_info *memory)
+static void print_memory(const struct pkm_info *memory, int m)
 {
     const struct pkm_shape *const shape = &memory->shape;
     printf("  memory      layer %d, %s: %lld slots (", memory->layer,
@@ -183,11 +183,15 @@ static void print_memory(const struct pkm_info *memory)
     } else {
         printf("flat keys");
     }
-    printf("), heads %d, k %d, keys %d wide, queries %s%s%s%s%s%s\n", shape->n_head, shape->k_top,
+    printf("), heads %d, k %d, keys %d wide, queries %s%s%s%s%s%s", shape->n_head, shape->k_top,
            shape->d_key, pkm_query_name(memory->query), shape->scores ? ", rescored" : "",
            memory->experts ? ", of experts" : "", memory->value_gate ? ", gated values" : "",
            memory->value_projection ? ", projected values" : "",
            memory->output_gate ? ", gated output" : "");
+    if (memory->values_of != m) {
+        printf(", values of memory %d", memory->values_of);
+    }
+    putchar('\n');
 }
 
 static void print_kind(const char *name, const struct kind_sum *sum)
@@ -235,7 +239,7 @@ static void print_text(const struct inspection *it)
         printf("  language    %d %s\n", i, info->lang[i]);
     }
     for (int m = 0; m < info->n_memory; m++) {
-        print_memory(&info->memory[m]);
+        print_memory(&info->memory[m], m);
     }
     printf("  computed    in %s by %s; %.1f MB of weights", dtype_name(info->dtype), it->backend,
            (double)info->weight_bytes / 1e6);

@@ -35,6 +35,7 @@ static void write_memory(struct text *out, enum model_json_form form, const stru
     json_field_bool(out, "value_projection", memory->value_projection);
     json_field_bool(out, "output_gate", memory->output_gate != OUTPUT_GATE_NONE);
     json_field_bool(out, "experts", memory->experts);
+    json_field_int(out, "values_of", memory->values_of);
     json_close(out, '}');
 }
 
