@@ -399,6 +399,38 @@ static void test_white_space_that_is_swallowed(void **state)
     tokenizer_close(t);
 }
 
+/* What is searched in the normalized text is normalized itself, to twice its length here; what is
+ * searched in the text as it came is not. Either is written as its file has it. */
+static void test_added_tokens_that_nfc_changes(void **state)
+{
+    (void)state;
+    json_t *const file = load("qwen2/", "tokenizer.json");
+    const int n = n_vocab_of("qwen2/");
+    static const char *const content[] = {"e\xcc\x81x", "\xe0\xa5\x98", "o\xcc\x81x"};
+    for (int i = 0; i < 3; i++) {
+        json_array_append_new(
+            json_object_get(file, "added_tokens"),
+            json_pack("{s:i,s:s,s:b}", "id", n + i, "content", content[i], "normalized", i < 2));
+    }
+    struct tokenizer *const t = from_json(file, n + 3);
+    static const char text[] = "e\xcc\x81x\xc3\xa9x\xe0\xa5\x98\xe0\xa4\x95\xe0\xa4\xbco\xcc\x81x";
+    struct encoded e = encode(t, text, sizeof text - 1, true);
+    json_t *const due = json_pack("[i,i,i,i,i]", n, n, n + 1, n + 1, n + 2);
+    expect_ids(&e, due, "normalized", 0);
+    size_t bytes = 0;
+    char *const back = decode(t, e.ids, e.n, false, &bytes);
+    assert_int_equal(bytes, 2 * 4 + 2 * 3 + 4);
+    assert_memory_equal(back, "e\xcc\x81xe\xcc\x81x\xe0\xa5\x98", 11);
+    free(back);
+    encoded_free(&e);
+    e = encode(t, "\xc3\xb3x", 3, true);
+    assert_true(e.n >= 1 && e.ids[0] < n);
+    encoded_free(&e);
+    json_decref(due);
+    json_decref(file);
+    tokenizer_close(t);
+}
+
 /* The same tokenizer from vocab.json and merges.txt, and from OpenAI's names of them. */
 static void test_vocab_and_merges(void **state)
 {
@@ -894,6 +926,37 @@ static void test_refusals(void **state)
     }
 }
 
+/* A byte more than a token may have, in each place where one is spelled. */
+static void test_long_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *before, *after, *needle;
+    } cases[] = {
+        {"model.vocab", NULL, NULL, "is spelled in 4097 bytes, accepted are 1 to 4096"},
+        {"model.merges.3", "[\"", "\", \"a\"]", "a part of merge 4 is longer than 4096 bytes"},
+        {"model.merges.3", "[\"a\", \"", "\"]", "a part of merge 4 is longer than 4096 bytes"},
+        {"added_tokens.0.content", "\"", "\"", "has 4097 bytes, accepted are 1 to 4096"},
+    };
+    char word[4097 + 1] = {0};
+    memset(word, 'a', sizeof word - 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *const root = load("gpt2/", "tokenizer.json");
+        if (cases[i].before == NULL) {
+            json_object_set_new(json_object_get(json_object_get(root, "model"), "vocab"), word,
+                                json_integer(1001));
+        } else {
+            char value[sizeof word + 20];
+            (void)snprintf(value, sizeof value, "%s%s%s", cases[i].before, word, cases[i].after);
+            set(root, cases[i].key, value);
+        }
+        char *const text = json_dumps(root, 0);
+        expect_refused(text, 1002, cases[i].needle, cases[i].key);
+        free(text);
+        json_decref(root);
+    }
+}
+
 /* A tokenizer of another model: more tokens than the model has, or many fewer. */
 static void test_sizes(void **state)
 {
@@ -1016,6 +1079,7 @@ int main(void)
         cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_flags),
         cmocka_unit_test(test_white_space_that_is_swallowed),
+        cmocka_unit_test(test_added_tokens_that_nfc_changes),
         cmocka_unit_test(test_vocab_and_merges),
         cmocka_unit_test(test_merging),
         cmocka_unit_test(test_long_pieces),
@@ -1025,6 +1089,7 @@ int main(void)
         cmocka_unit_test(test_repair),
         cmocka_unit_test(test_token_of_wrong_bytes),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_long_tokens),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused_ranks),
         cmocka_unit_test(test_directory),
