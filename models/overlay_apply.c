@@ -276,7 +276,9 @@ static enum err_code change_table(const struct apply *it, const struct overlay_m
     }
     if (code == ERR_OK) {
         float *const scales = table.scale != NULL ? (float *)(void *)scale.data : NULL;
-        applied->rounded = applied->rounded || it->overlay.add || rows->rows.dtype != table.dtype;
+        const bool as_served =
+            table.dtype == DTYPE_F32 || (!it->overlay.add && rows->rows.dtype == table.dtype);
+        applied->rounded = applied->rounded || !as_served;
         code = put_rows(it, part, rows, &table, copy.data, scales, err);
     }
     copy_close(&scale);

@@ -6,7 +6,7 @@
 
 struct overlay_applied {
     int64_t n_row[MODEL_PKM_MAX];
-    bool rounded; /* rows had another type than their table, or were added to it */
+    bool rounded; /* the table's type cannot hold what the overlay's rows are when served */
 };
 
 /* Makes the directory `to`, which must not exist, of the files of `base` with the overlay's rows in

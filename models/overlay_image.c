@@ -83,18 +83,12 @@ static void fill_places(struct redirect_place *place, const struct overlay_memor
     }
 }
 
-/* Writes one row of numbers as dtype; an I8 row with its scale. */
+/* Writes one row of numbers as dtype, F32 or I8; an I8 row with its scale. Rows of other types are
+ * kept as they are. */
 static void put_row(char *to, float *scale, const float *row, int64_t cols, enum dtype dtype)
 {
     if (dtype == DTYPE_F32) {
         memcpy(to, row, (size_t)cols * sizeof *row);
-        return;
-    }
-    if (dtype == DTYPE_BF16) {
-        for (int64_t c = 0; c < cols; c++) {
-            const uint16_t bits = bf16_from_f32(row[c]);
-            memcpy(to + c * (int64_t)sizeof bits, &bits, sizeof bits);
-        }
         return;
     }
     CHECK(dtype == DTYPE_I8);

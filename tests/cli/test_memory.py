@@ -417,6 +417,17 @@ def test_rows_of_another_type_are_rounded_to_the_tables(tmp_path, dtype):
             assert np.allclose(widened(got, NAME)[slots], wanted, rtol=2 ** -8, atol=0)
 
 
+def test_rows_are_added_to_a_table_of_f32_without_rounding(tmp_path):
+    tensors, slots = small(tmp_path / "base", "F32"), [0, 4, N - 1]
+    rows = normal(5, 3, D)
+    overlay(tmp_path / "o", slots, rows, base_of(tensors, NAME), "add")
+    assert ok("memory", "apply", tmp_path / "base", tmp_path / "o", "-o", tmp_path / "new") == (
+        "memory 0: rows: 3; written to %s\n" % (tmp_path / "new"))
+    wanted = tensors[NAME].copy()
+    wanted[slots] += rows
+    assert (read(tmp_path / "new/model.safetensors")[0][NAME] == wanted).all()
+
+
 def test_experts_are_changed_with_the_values(tmp_path):
     tensors, slots = small(tmp_path / "base", "F32", experts=True), [2, 9]
     rows, experts = normal(6, 2, D), normal(7, 2, D)
@@ -474,6 +485,8 @@ def test_what_diff_and_apply_refuse_by_name(tmp_path):
     write(other / "model.safetensors", {k: v for k, v in tuned.items() if k == NAME}, {})
     assert "tensor embeddings.weight is missing" in fails(
         1, "memory", "diff", tmp_path / "base", other, "-o", tmp_path / "x")
+    write(other / "model.safetensors", {**tuned, "extra": np.ones(3, "<f4")}, {})
+    assert "tensor extra" in fails(1, "memory", "diff", tmp_path / "base", other, "-o", tmp_path / "x")
     write(other / "model.safetensors", {k: v for k, v in tuned.items() if k != NAME}, {})
     for models in ([other, tmp_path / "base"], [tmp_path / "base", other]):  # which of them is told
         line = fails(1, "memory", "diff", *models, "-o", tmp_path / "x")

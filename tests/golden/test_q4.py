@@ -1,6 +1,7 @@
 """Value tables of 4 bits: the same answers as from the same values in f32, in every placement; what
 convert.py --values q4 makes of any model's; files that must be refused by name."""
 
+import hashlib
 import json
 import shutil
 import struct
@@ -10,6 +11,9 @@ import sys
 import golden_harness as gh
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(gh.ROOT / "tests"))
+from overlay_files import pack  # noqa: E402
 
 GOLDEN = gh.ROOT / "tests" / "golden"
 KINDS = {"F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1"}
@@ -104,6 +108,46 @@ def test_values_of_any_model_can_be_written_so(tmp_path):
         assert (error[~at_end] <= (0.5001 * np.broadcast_to(step, error.shape))[~at_end]).all()
     status, _, err = gh.run_program("inspect", "--model", tmp_path / "q4")
     assert status == 0, err
+
+
+def test_overlays_of_a_table_of_four_bits(models, tmp_path):
+    """Rows that differ are told in f32, and served beside the table, in place of its rows or added to them."""
+    tensors = dict(read(models[0]))
+    base = hashlib.sha256(tensors[TABLE].tobytes() + tensors[TABLE + ".scale"].tobytes()).hexdigest()
+    slots = np.arange(5, 4096, 7, dtype="<i4")
+    tuned = shutil.copytree(models[0], tmp_path / "tuned", ignore=shutil.ignore_patterns("model.sha256"))
+    codes = tensors[TABLE].copy()
+    codes[slots] ^= 0x31
+    write(tuned, {**tensors, TABLE: codes})
+    due = widen(codes, tensors[TABLE + ".scale"])[slots]
+    status, _, err = gh.run_program("memory", "diff", models[0], tuned, "-o", tmp_path / "o.safetensors")
+    assert status == 0, err
+    data = (tmp_path / "o.safetensors").read_bytes()
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    assert header["memories.0.rows"]["dtype"] == "F32" and header["__metadata__"]["base"] == base
+    assert data.endswith(slots.tobytes() + due.tobytes()) or data.endswith(due.tobytes() + slots.tobytes())
+
+    was = widen(tensors[TABLE], tensors[TABLE + ".scale"])[slots]
+    (tmp_path / "add.safetensors").write_bytes(pack(
+        {"memories.0.slots": ("I32", slots), "memories.0.rows": ("F32", due - was)},
+        {"format": "pkmserve-overlay-1", "mode": "add", "base": base}))
+    scored = {}
+    for model, *flags in ((tuned,), (models[0], "--overlay", tmp_path / "o.safetensors"),
+                          (models[0], "--overlay", tmp_path / "add.safetensors"), (models[0],)):
+        status, out, err = gh.run_program("score", "--json", "--ids", "--dtype", "f32", "--model", model, *flags,
+                                          text=" ".join(map(str, range(3, 900, 13))))
+        assert status == 0, err
+        scored[len(scored)] = json.loads(out)["results"][0]["sum_logprob"]
+    assert scored[0] == scored[1] and abs(scored[0] - scored[2]) < 1e-4 < abs(scored[0] - scored[3])
+
+    status, out, err = gh.run_program("memory", "inspect", tmp_path / "o.safetensors", "--model", models[0], "--json")
+    assert status == 0, err
+    told = json.loads(out)["memories"][0]["rows"]
+    change = np.linalg.norm(due - was, axis=1) / np.linalg.norm(was, axis=1)
+    assert [row["slot"] for row in told] == slots[:len(told)].tolist()
+    assert np.allclose([row["change"] for row in told], change[:len(told)], rtol=1e-5)
+    status, _, err = gh.run_program("memory", "apply", models[0], tmp_path / "o.safetensors", "-o", tmp_path / "x")
+    assert status == 1 and "has 4 bits: rows cannot be written into it without loss" in err
 
 
 def test_what_has_no_halves_or_no_memory_is_refused(tmp_path):

@@ -18,7 +18,8 @@
 static const struct model_info two_memories = {
     .d_model = 2,
     .n_memory = 2,
-    .memory = {{.n_slot = 16, .d_value = 2}, {.n_slot = 16, .d_value = 2, .experts = true}}};
+    .memory = {{.n_slot = 16, .d_value = 2},
+               {.n_slot = 16, .d_value = 2, .values_of = 1, .experts = true}}};
 static const char two_hashes[2][SHA256_HEX] = {HASH, ""};
 
 /* Parses header and data, whose first two words are slots, and checks the result against the model.
@@ -129,6 +130,66 @@ static void test_refuses_by_name(void **state)
          24,
          "memories.0.rows is missing"},
         {"{" META("add") "}", {3, 4}, 1, 8, "belong to no tensor"},
+        {"{" META("add") ",\"memories.0.slots\":{\"dtype\":\"F32\",\"shape\":[2],"
+                         "\"data_offsets\":[0,8]}," ROWS("0.rows", "F32", "[2,2]", "24") "}",
+         {3, 4},
+         1,
+         24,
+         "memories.0.slots must be I32 [n]"},
+        {"{" META("add") ",\"memories.0.slots\":{\"dtype\":\"I32\",\"shape\":[2,1],"
+                         "\"data_offsets\":[0,8]}," ROWS("0.rows", "F32", "[2,2]", "24") "}",
+         {3, 4},
+         1,
+         24,
+         "memories.0.slots must be I32 [n]"},
+        {"{" META("add") ",\"memories.0.slots\":{\"dtype\":\"I32\",\"shape\":[0],"
+                         "\"data_offsets\":[0,0]},\"memories.0.rows\":{\"dtype\":\"F32\","
+                         "\"shape\":[0,2],\"data_offsets\":[0,0]},"
+                         "\"memories.0.rows.scale\":{\"dtype\":\"F32\",\"shape\":[2],"
+                         "\"data_offsets\":[0,8]}}",
+         {3, 4},
+         1,
+         8,
+         "memories.0.slots must be I32 [n], and name a slot"},
+        {"{" META("add") ",\"memories.0.rows\":{\"dtype\":\"F16\",\"shape\":[1,1],"
+                         "\"data_offsets\":[0,2]},\"memories.0.slots\":{\"dtype\":\"I32\","
+                         "\"shape\":[1],\"data_offsets\":[2,6]},\"memories.1.rows\":{\"dtype\":"
+                         "\"F16\",\"shape\":[1,1],\"data_offsets\":[6,8]}}",
+         {3, 4},
+         1,
+         8,
+         "memories.0.slots does not start at a multiple of its element size"},
+        {"{" META("add") "," SLOTS("2") "," ROWS("0.rows.scale", "F32", "[1]",
+                                                 "12") ","
+                                                       "\"memories.0.rows\":{\"dtype\":\"I8\","
+                                                       "\"shape\":[2,2],\"data_offsets\":[12,16]}}",
+         {3, 4},
+         1,
+         16,
+         "memories.0.rows.scale must be F32 [2]"},
+        {"{" META("add") "," SLOTS("2") "," ROWS("0.rows", "F32", "[2,2]",
+                                                 "24") ","
+                                                       "\"memories.0.experts.scale\":{\"dtype\":"
+                                                       "\"F32\",\"shape\":[2],\"data_offsets\":"
+                                                       "[24,32]}}",
+         {3, 4},
+         1,
+         32,
+         "memories.0.experts is missing"},
+        {"{\"__metadata__\":{\"format\":\"pkmserve-overlay-1\",\"mode\":\"add\",\"base\":\"0123\"},"
+         "" SLOTS("2") "," ROWS("0.rows", "F32", "[2,2]", "24") "}",
+         {3, 4},
+         1,
+         24,
+         "base must be the SHA-256 of memory 0's values in 64 digits"},
+        {"{" META("add") ",\"memories.1.slots\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":"
+                         "[0,8]}," ROWS("1.rows", "F32", "[2,2]",
+                                        "24") ",\"memories.1.experts\":{\"dtype\":\"F32\","
+                                              "\"shape\":[2,1],\"data_offsets\":[24,32]}}",
+         {3, 4},
+         1,
+         32,
+         "memories.1.experts has 1 columns: the model's width is 2"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
