@@ -382,7 +382,8 @@ enum err_code http_start(struct http **http, const struct http_config *config, s
                                        .resume = http_resume,
                                        .tick = config->tick,
                                        .ctx = config->ctx};
-    enum err_code code = listen_reserve_files(watch.n_conn + config->n_more_files, err);
+    enum err_code code =
+        listen_reserve_files(config->max_connections, HTTP_SURPLUS + config->n_more_files, err);
     if (code == ERR_OK) {
         code = listen_open(&h->listen_fd, &h->port, config->host, config->port, err);
     }

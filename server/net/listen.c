@@ -68,9 +68,9 @@ bool listen_has_descriptor(void)
 }
 
 /* Each connection is a descriptor; the rest of the process needs a few. */
-enum err_code listen_reserve_files(int n_conn, struct err *err)
+enum err_code listen_reserve_files(int max_connections, int n_more, struct err *err)
 {
-    const rlim_t need = (rlim_t)n_conn + 128;
+    const rlim_t need = (rlim_t)max_connections + (rlim_t)n_more + 128;
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     if (limit.rlim_cur >= need) {
@@ -82,7 +82,7 @@ enum err_code listen_reserve_files(int n_conn, struct err *err)
             err, ERR_IO,
             "--max-connections %d needs %llu file descriptors, but the process may open %llu: "
             "lower it or raise ulimit -n",
-            n_conn, (unsigned long long)need, (unsigned long long)limit.rlim_max);
+            max_connections, (unsigned long long)need, (unsigned long long)limit.rlim_max);
     }
     return ERR_OK;
 }

@@ -16,7 +16,8 @@ enum err_code listen_open(int *listen_fd, int *bound_port, const char *host, int
  * threads would try to accept again and again. */
 bool listen_has_descriptor(void);
 
-/* Raises the limit of open files for n_conn connections, if that is needed and allowed. */
-enum err_code listen_reserve_files(int n_conn, struct err *err);
+/* Raises the limit of open files for max_connections connections, n_more of others, and the rest of
+ * the process, if that is needed and allowed. */
+enum err_code listen_reserve_files(int max_connections, int n_more, struct err *err);
 
 #endif

@@ -144,3 +144,19 @@ def test_a_sweep_switches_each_memory_and_head_off(tmp_path):
     table = ok("compare", "--model", MODEL, "--ablate-sweep", text).splitlines()
     assert len(table) == 7 and table[0].split()[:3] == ["memory", "head", "perplexity"]
     assert "has none" in fails(2, "compare", "--model", BYTES, "--ablate-sweep", text)
+
+
+def test_a_sweep_adds_to_what_is_switched_off_already(text):
+    """The first row is that alone; to switch the same head off again changes nothing."""
+    ablate = '[{"memory": 0, "head": 1}]'
+    rows = figures("--model", MODEL, "--ablate", ablate, "--ablate-sweep", text)
+    off = figures("--model", MODEL, "--ablate", ablate, "--max-kl", 99, "--max-worse", 999, text)
+    assert rows[0]["kl_mean"] == off["kl_mean"] > 0
+    assert [row["kl_mean"] == off["kl_mean"] for row in rows] == [True, False, False, True, False, False]
+
+
+def test_an_overlay_needs_memories(text):
+    dense = MODEL.parent / "demo-dense"
+    assert "overlays are rows of memories, and %s has none" % dense in fails(
+        1, "compare", "--model", dense, "--overlay", "x.safetensors", text)
+    assert "has none" in fails(1, "score", "--model", dense, "--overlay", "x.safetensors", text)

@@ -295,7 +295,7 @@ def test_a_line_that_fails_alone_does_not_end_the_run(tmp_path):
         file.write(b"\xff" * row)
     lines = tmp_path / "in.jsonl"
     lines.write_text("\n".join(map(json.dumps, [
-        {"text": "Once"}, {"text": "Once upon a time. " * 9000, "timeout_ms": 1}, {"tokens": [300] * 60}, {"text": "upon"}])))
+        {"text": "Once"}, {"text": "Once upon a time. " * 9000, "timeout_ms": 1}, {"tokens": [300] * 600, "max_context": 64, "stride": 8}, {"text": "upon"}])))
     out = tmp_path / "out"
     done = run("score", "--model", model, "--jsonl", lines, "--output", out)
     assert done.returncode == 0 and "bad lines: 2 of 4" in done.stderr

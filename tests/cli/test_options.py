@@ -179,6 +179,7 @@ def test_an_unknown_instruction_set_is_wrong_usage():
 
 
 def test_environment_is_read_and_named_in_errors():
+    assert "PKMSERVE_STRICT: 'maybe' is not on or off" in fails(2, "serve", env={"PKMSERVE_STRICT": "maybe"})
     line = fails(2, "serve", env={"PKMSERVE_MAX_QUEUE": "0"})
     assert "PKMSERVE_MAX_QUEUE: '0' is not a whole number in [1, 65536]" in line
 

@@ -42,6 +42,7 @@ def test_text_is_refused_by_saying_so(server):
                               ("/detokenize", {"tokens": [5]}, None)):
         assert "no tokenizer" in error_of(server.post(path, body), 400, "unsupported_parameter",
                                           param)
+    assert "no tokenizer" in error_of(server.get("/tokenizer_info"), 400, "unsupported_parameter")
 
 
 def test_generation_gives_ids_and_no_text(server):

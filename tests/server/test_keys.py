@@ -349,6 +349,11 @@ def test_a_key_file_that_cannot_be_taken_ends_the_start(tmp_path, text, wanted):
     ends_the_start(path, wanted)
 
 
+def test_a_key_file_that_is_too_long_ends_the_start(tmp_path):
+    (tmp_path / "keys").write_text("# a comment\n" * 200000)
+    ends_the_start(tmp_path / "keys", "keys: more than ")
+
+
 def ends_the_start(path, wanted):
     run = subprocess.run([PROGRAM, "serve", "--port", "0", "--api-key-file", str(path)],
                          capture_output=True, text=True, timeout=PATIENCE)

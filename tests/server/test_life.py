@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -385,6 +386,30 @@ def refused(*flags):
     return lines[0]
 
 
+def test_a_service_manager_that_cannot_be_told_is_logged(tmp_path):
+    for name, why in ((str(tmp_path / "nobody"), "No such file or directory"), ("@" + "x" * 200, "its name is too long")):
+        with Server(env={"NOTIFY_SOCKET": name}) as server:
+            eventually(lambda: any("event=notify_failed" in line and why in line for line in server.read_log().splitlines()),
+                       "the warning")
+
+
+def test_descriptors_are_raised_to_what_connections_need_or_the_start_ends():
+    """As many as --max-connections, 64 that are told that there is no room, and 128 for the rest of the process, which
+    may raise what a shell gives it to begin with."""
+    got = subprocess.run(["prlimit", "--nofile=256:1215", PROGRAM, "serve", "--model", DEMO, "--port", "0", "--host", "127.0.0.1",
+                          "--max-connections", "1024"], capture_output=True, text=True, timeout=PATIENCE)
+    assert got.returncode == 1 and got.stderr.splitlines()[-1].endswith(
+        "--max-connections 1024 needs 1216 file descriptors, but the process may open 1215: lower it or raise ulimit -n")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        server = Server("--max-connections", "1024", wait=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with server:
+        assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] == 1216
+
+
 def test_busy_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -413,12 +438,15 @@ def test_broken_model(tmp_path):
     assert "safetensors" in refused("--model", str(tmp_path), "--host", "127.0.0.1", "--port", "0")
 
 
-def test_the_service_manager_is_told(tmp_path):
-    """systemd's protocol: READY=1 once requests are answered, STOPPING=1 when the end begins."""
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "abstract"])
+def test_the_service_manager_is_told(tmp_path, is_file):
+    """systemd's protocol: READY=1 once requests are answered, STOPPING=1 when the end begins. A name that is no file
+    begins with a zero byte, which the environment writes as @."""
+    name = str(tmp_path / "notify") if is_file else "@pkmserve-test-%d" % os.getpid()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
+        manager.bind(name.replace("@", "\0"))
         manager.settimeout(120)
-        server = Server(env={"NOTIFY_SOCKET": str(tmp_path / "notify")}, wait=False)
+        server = Server(env={"NOTIFY_SOCKET": name}, wait=False)
         assert manager.recv(100) == b"READY=1"
         assert server.get("/health/ready").status_code == 200
         assert server.stop() == 0
