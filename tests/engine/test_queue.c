@@ -249,6 +249,59 @@ static void a_key_leaves_waiting_places_to_others(void **state)
     queue_close(&queue);
 }
 
+static int n_free_clients(const struct queue *queue)
+{
+    int n = 0;
+    for (const struct client *client = queue->client_free; client != NULL; client = client->next) {
+        n++;
+    }
+    return n;
+}
+
+/* Of many clients some share a bucket; each is found, and goes, whichever of them goes first. */
+static void clients_of_one_bucket_are_apart(void **state)
+{
+    (void)state;
+    enum { N = 48 };
+    struct queue queue;
+    assert_int_equal(open_queue(&queue, 2 * N, 1000, 1), ERR_OK);
+    const int n_free = n_free_clients(&queue);
+    for (int round = 0; round < 2; round++) {
+        struct request *request[2 * N];
+        for (int i = 0; i < 2 * N; i++) { /* two of each client */
+            request[i] = new_request(PRIORITY_BULK);
+            request[i]->client = (uint64_t)(i % N + 1) * 0x10001;
+            assert_int_equal(queue_push(&queue, request[i], 1, NULL), ERR_OK);
+        }
+        assert_int_equal(n_free_clients(&queue), n_free - N);
+        int longest = 0;
+        for (uint32_t b = 0; b <= queue.bucket_mask; b++) {
+            int n = 0;
+            for (const struct client *c = queue.bucket[b]; c != NULL; c = c->next) {
+                n++;
+            }
+            longest = n > longest ? n : longest;
+        }
+        assert_true(longest >= 2);
+        for (int n = 2 * N; n > 0; n--) { /* the last ones first, or the first ones */
+            struct job *job = queue.head[PRIORITY_BULK];
+            for (int i = 0; i < n && job != NULL && job->next != NULL && round == 0; i++) {
+                job = job->next;
+            }
+            const struct client *const client = job->client;
+            assert_int_equal(client->id, job->request->client);
+            assert_int_equal(client->n_job, n > N ? 2 : 1);
+            queue_remove(&queue, job);
+            end_job(&queue, job);
+        }
+        assert_int_equal(n_free_clients(&queue), n_free);
+        for (int i = 0; i < 2 * N; i++) {
+            request_release(request[i]);
+        }
+    }
+    queue_close(&queue);
+}
+
 /* Requests take turns, one sequence each; clients before requests. */
 static void the_requests_of_a_class_take_turns(void **state)
 {
@@ -477,6 +530,7 @@ int main(void)
         cmocka_unit_test(the_largest_is_refused_first),
         cmocka_unit_test(the_key_with_most_waiting_is_refused_first),
         cmocka_unit_test(a_key_leaves_waiting_places_to_others),
+        cmocka_unit_test(clients_of_one_bucket_are_apart),
         cmocka_unit_test(the_requests_of_a_class_take_turns),
         cmocka_unit_test(who_was_passed_comes_first_once),
         cmocka_unit_test(who_lacks_memory_is_left_out),

@@ -26,7 +26,11 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=[json.dumps(c)[:40] for c in CASES])
 def test_stream_equals_whole(server, case):
-    body = {"prompt": PROMPT, **case}
+    streamed_and_whole(server, {"prompt": PROMPT, **case})
+
+
+def streamed_and_whole(server, body):
+    """What comes of the body in both ways, which must be the same."""
     whole = server.ok("/generate", body)
     answer = server.post("/generate", {**body, "stream": True})
     assert answer.status_code == 200
@@ -48,6 +52,18 @@ def test_stream_equals_whole(server, case):
     assert sum("usage" in e for e in got) == 1 and "usage" in got[-1] and "timings" in got[-1]
     assert got[-1]["usage"] == whole["usage"]
     assert sum("finish_reason" in e for e in got) == n
+    return whole["choices"]
+
+
+def test_a_stop_token_ends_a_stream_without_its_text(server):
+    """The first token, and a later one."""
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    free = server.ok("/generate", body)["choices"][0]
+    for place in (0, 5):
+        stop = free["token_ids"][place]
+        choice, = streamed_and_whole(server, {**body, "stop_token_ids": [9, stop]})
+        assert choice["stop_reason"] == stop and choice["token_ids"] == free["token_ids"][:free["token_ids"].index(stop) + 1]
+        assert free["text"].startswith(choice["text"]) and len(choice["text"]) < len(free["text"])
 
 
 def test_stream_headers(server):
