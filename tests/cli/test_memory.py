@@ -268,6 +268,14 @@ def test_counts_of_another_model_are_refused_by_name(counted, other, table, tmp_
         assert str(theirs) + ": counts of another model" in line and str(ours) in line
     path = overlay(tmp_path / "o", [1], np.ones((1, WIDTH), "<f4"), table[1])
     assert "counts of another model" in fails(1, "memory", "inspect", path, "--counts", theirs)
+    tensors, metadata = read(ours)  # of the same model, if one believes its name
+    fewer = {name: array[:-1] for name, array in tensors.items()}
+    more = {**tensors, **{name.replace(".0.", ".1."): array for name, array in tensors.items()}}
+    for shape, tables in ((fewer, "0"), (more, "0,1"), (more, "0,0")):
+        theirs = write(tmp_path / "theirs", shape, {**metadata, "tables": tables})
+        for arguments in (["add", ours, theirs], ["rank", ours, "--background", theirs]):
+            assert "theirs: counts of another model" in fails(1, "memory", *arguments, "-o", tmp_path / "x")
+        assert "theirs: counts of another model" in fails(1, "memory", "inspect", path, "--counts", theirs)
     assert not (tmp_path / "x").exists()
 
 

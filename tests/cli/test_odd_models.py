@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cli_harness import ROOT, fails, ok
+from cli_harness import ROOT, fails, ok, run
 
 np = pytest.importorskip("numpy")
 sys.path.insert(0, str(ROOT / "tests"))
@@ -64,6 +64,15 @@ def test_slots_of_memories_of_different_shapes_are_apart(tmp_path):
                 ending = "%s_m%d" % (of_text, m)
                 assert slots["indices" + ending].shape == slots["weights" + ending].shape == (n, 1, 4, k)
                 assert slots["memories" + ending].tolist() == [m]
+
+
+def test_without_a_first_token_a_context_needs_a_word(tmp_path):
+    model = copy_of(ROOT / "models" / "demo", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "bos_token_id": -1, "add_bos": False}))
+    lines = "\n".join(json.dumps({"context": context, "continuations": [" was", " is"]}) for context in ("", "It"))
+    done = run("score", "--model", model, "--jsonl", stdin=lines)
+    assert len(done.stdout.splitlines()) == 1 and "standard input:1: context is empty, and the model has no" in done.stderr
 
 
 @pytest.mark.parametrize("windows, words", [("lm-eval", "give lm-eval's max_length as bptt"),

@@ -196,6 +196,12 @@ static void test_refuses(void **state)
         {IN, IN ", \"query_hidden\": [2.5]", "memories[0].query_hidden[] must be an integer"},
         {IN, IN ", \"query\": \"per_half\"", "\"per_half\" needs query_hidden and an even d_key"},
         {IN, IN ", \"query\": \"identity\"", "needs d_key = d_model = 64 (d_key is 32)"},
+        {"\"n_head\": 4, \"k_top\": 16,\n   \"n_key\": 32, \"d_key\": 32, \"n_slot\": 1024, "
+         "\"query_batch_norm\": true",
+         "\"n_head\": 7, \"k_top\": 16, \"n_key\": 32, \"d_key\": 64, \"n_slot\": 1024, "
+         "\"query_batch_norm\": false, \"query\": \"shuffled\"",
+         "\"shuffled\" cuts d_model 64 into 2^n_head pieces: it must be a multiple of that"},
+        {IN, "\"place\": \"beside\"", "only models of the memory_llama family have"},
         {IN, IN ", \"modulo\": true", "and modulo makes it fewer than these"},
         {IN, IN ", \"modulo\": 1", "memories[0].modulo must be true or false"},
         {IN, IN ", \"temperature\": 0", "memories[0].temperature is 0, outside 1e-6 .. 1e6"},
