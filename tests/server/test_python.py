@@ -3,7 +3,10 @@
 import asyncio
 import pathlib
 import re
+import shutil
 import socket
+import ssl
+import subprocess
 import sys
 import threading
 
@@ -139,7 +142,8 @@ def test_what_cannot_be_sent_is_refused_here(client):
 class Flaky:
     """A server whose first answers are what it is given, and whose last one is good."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, context=None):
+        self.context = context
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = "http://127.0.0.1:%d/prefix" % self.socket.getsockname()[1]
         self.answers = answers
@@ -151,6 +155,12 @@ class Flaky:
         for answer in self.answers:
             connection, _ = self.socket.accept()
             head = b""
+            if self.context is not None:
+                try:
+                    connection = self.context.wrap_socket(connection, server_side=True)
+                except (OSError, ssl.SSLError):  # the client does not trust this one
+                    connection.close()
+                    continue
             while b"\r\n\r\n" not in head:
                 head += connection.recv(65536)
             self.heads.append(head)
@@ -165,8 +175,55 @@ CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
 GOOD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{\"a\": 5}\r\n0\r\n\r\n"
 
 
-@pytest.mark.parametrize("ask", [lambda url, **kw: Client(url, **kw).request("/x", {}),
-                                 lambda url, **kw: run(AsyncClient(url, **kw).request("/x", {}))])
+BALANCER = (b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 24\r\n\r\n"
+            b"<h1>502 Bad Gateway</h1>")
+ASKS = [lambda url, **kw: Client(url, **kw).request("/x", {}),
+        lambda url, **kw: run(AsyncClient(url, **kw).request("/x", {}))]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_balancer_between_is_asked_again_and_may_answer_no_json(ask, monkeypatch):
+    monkeypatch.setattr("pkmserve._http.BACKOFF_S", 0.001)
+    assert ask(Flaky(BALANCER, GOOD).url) == {"a": 5}
+    with pytest.raises(ServerError, match="502 Bad Gateway") as told:
+        ask(Flaky(BALANCER).url, retries=0)
+    assert told.value.status == 502 and told.value.code is None
+    for status in (b"200 OK", b"500 Oh"):  # neither is asked again
+        with pytest.raises(ServerError, match="<h1>") as told:
+            ask(Flaky(BALANCER.replace(b"502 Bad Gateway\r", status + b"\r")).url)
+        assert told.value.status == int(status[:3])
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_who_does_not_answer_in_time_is_not_asked_again(ask):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(TimeoutError):
+            ask("http://127.0.0.1:%d" % silent.getsockname()[1], timeout=0.2)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("ask", ASKS)
+def test_https_asks_whom_it_trusts(ask, tmp_path, monkeypatch):
+    monkeypatch.setattr("pkmserve._http.BACKOFF_S", 0.001)
+    key, cert = str(tmp_path / "key"), str(tmp_path / "cert")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                    "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=here", "-addext",
+                    "subjectAltName=IP:127.0.0.1"], check=True, stderr=subprocess.DEVNULL)
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(cert, key)
+    ours = ssl.create_default_context(cafile=cert)
+    for trusts in (True, False):
+        flaky = Flaky(GOOD, context=theirs)
+        url = flaky.url.replace("http:", "https:")
+        if trusts:
+            assert ask(url, ssl_context=ours) == {"a": 5}
+        else:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                ask(url, retries=0)
+        flaky.thread.join()
+
+
+@pytest.mark.parametrize("ask", ASKS)
 def test_full_and_dying_servers_are_asked_again(ask, monkeypatch):
     monkeypatch.setattr("pkmserve._http.BACKOFF_S", 0.001)
     flaky = Flaky(FULL, b"", CUT, GOOD)
