@@ -200,6 +200,18 @@ def test_a_compressed_output_without_results_is_whole(tmp_path, ending):
     assert len(read(out).splitlines()) == 1
 
 
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_results_of_many_bytes_are_compressed_whole(tmp_path, ending):
+    """A line of some 600 KB between short ones; its weights of memories hardly shrink."""
+    lines = [json.dumps({"tokens": [5 + i % 3000 for i in range(n)], "memory": "slots", "id": n}) for n in (3, 500, 4, 300)]
+    (tmp_path / "in").write_text("\n".join(lines))
+    for out in (tmp_path / "plain", tmp_path / ("out" + ending)):
+        ok("score", "--jsonl", "--output", out, tmp_path / "in")
+    plain = (tmp_path / "plain").read_bytes()
+    assert read(tmp_path / ("out" + ending)) == plain
+    assert [json.loads(line)["id"] for line in plain.splitlines()] == [3, 500, 4, 300] and len(plain) > 1 << 20
+
+
 def test_a_file_that_cannot_be_written_holds_each_fault_once(folder, tmp_path):
     lines = [json.dumps({"tokens": [5, 6, 99999 if i % 10 == 3 else 7 + i % 50], "id": i}) for i in range(400)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))

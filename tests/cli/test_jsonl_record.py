@@ -38,6 +38,37 @@ def test_a_shard_of_another_model_is_refused_before_anything_is_done(folder):
     assert out.read_text().count("\n") == 2
 
 
+def test_outputs_without_a_folder_are_beside_each_other(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ok(*score(folder, "--shard", "0/2", "--output", "a.jsonl"))
+    told = fails(1, *score(folder, "--shard", "1/2", "--output", "b.jsonl", "--stride", "64"))
+    assert "a.jsonl.run: another shard of this corpus was scored with other options" in told
+    ok(*score(folder, "--shard", "1/2", "--output", "b.jsonl"))
+
+
+def test_of_a_large_file_the_ends_and_the_size_are_looked_at(folder, tmp_path):
+    """One of 80 MiB, of which 2 MiB are read."""
+    model, out = tmp_path / "model", tmp_path / "out.jsonl"
+    shutil.copytree(DEMO, model)
+    with open(model / "notes.txt", "wb") as file:
+        file.truncate(80 << 20)
+    ok(*score(folder, "--model", model, "--output", out))
+    whole = out.read_bytes()
+    command = score(folder, "--model", model, "--output", out, "--resume")
+    for place in (0, (80 << 20) - 1, 80 << 20):
+        with open(model / "notes.txt", "r+b") as file:
+            file.seek(place)
+            file.write(b"x")
+        assert "begun with another model" in fails(1, *command), place
+        with open(model / "notes.txt", "r+b") as file:
+            file.seek(place)
+            file.write(b"\0")
+            file.truncate(80 << 20)
+    out.write_bytes(whole[:-5])
+    ok(*command)
+    assert out.read_bytes() == whole
+
+
 def test_what_is_not_of_the_same_corpus_is_none_of_ours(folder):
     """Other shares, another command, no record at all: scored beside it with another model."""
     (folder / "junk.run").write_bytes(b"\0model\n" * 9)

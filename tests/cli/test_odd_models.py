@@ -1,5 +1,6 @@
 """Models as conversion does not make them, but as FORMAT.md allows them."""
 
+import base64
 import json
 import os
 import shutil
@@ -64,6 +65,12 @@ def test_slots_of_memories_of_different_shapes_are_apart(tmp_path):
                 ending = "%s_m%d" % (of_text, m)
                 assert slots["indices" + ending].shape == slots["weights" + ending].shape == (n, 1, 4, k)
                 assert slots["memories" + ending].tolist() == [m]
+    line = json.dumps({"tokens": list(map(int, IDS.split()[:20])), "memory": "slots"})
+    blocks = json.loads(ok("score", "--model", model, "--jsonl", stdin=line))["results"][0]["memory"]["slots"]
+    assert [(block["memories"], block["knn"]) for block in blocks] == [([0], 8), ([1], 4)]
+    for m, block in enumerate(blocks):
+        for name, kind in (("indices", "<i4"), ("weights", "<f4")):
+            assert base64.b64decode(block[name]) == slots["%s_1_m%d" % (name, m)].astype(kind).tobytes()
 
 
 def test_without_a_first_token_a_context_needs_a_word(tmp_path):
