@@ -1,10 +1,17 @@
 /* See sha256.h. Names as in FIPS 180-4, section 6.2. */
+#include "models/sha256_inside.h"
+
 #include "models/sha256.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 
-enum { BLOCK = 64, LENGTH_AT = 56 /* where the last block has the message's length in bits */ };
+enum { LENGTH_AT = 56 /* where the last block has the message's length in bits */ };
 
 /* The first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
 static const uint32_t K[64] = {
@@ -22,34 +29,138 @@ static uint32_t rotate(uint32_t x, int n)
     return x >> n | x << (32 - n);
 }
 
+static uint32_t big_endian(const unsigned char *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | (uint32_t)at[3];
+}
+
+/* Unrolled, so that all indices are known and no variable has to move. */
 static void add_block(uint32_t state[8], const unsigned char *block)
 {
-    uint32_t w[64];
+    uint32_t w[16]; /* the last 16 words of the schedule */
     uint32_t v[8];
-    for (int t = 0; t < 16; t++) {
-        w[t] = (uint32_t)block[4 * t] << 24 | (uint32_t)block[4 * t + 1] << 16 |
-               (uint32_t)block[4 * t + 2] << 8 | (uint32_t)block[4 * t + 3];
-    }
-    for (int t = 16; t < 64; t++) {
-        const uint32_t s0 = rotate(w[t - 15], 7) ^ rotate(w[t - 15], 18) ^ w[t - 15] >> 3;
-        const uint32_t s1 = rotate(w[t - 2], 17) ^ rotate(w[t - 2], 19) ^ w[t - 2] >> 10;
-        w[t] = w[t - 16] + s0 + w[t - 7] + s1;
-    }
     memcpy(v, state, sizeof v);
+#pragma GCC unroll 64
     for (int t = 0; t < 64; t++) {
-        const uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25);
-        const uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
-        const uint32_t t1 = v[7] + s1 + choice + K[t] + w[t];
-        const uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22);
-        const uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        memmove(v + 1, v, 7 * sizeof *v);
-        v[4] += t1;
-        v[0] = t1 + s0 + majority;
+        if (t < 16) {
+            w[t] = big_endian(block + 4 * t);
+        } else {
+            const uint32_t w15 = w[(t - 15) & 15];
+            const uint32_t w2 = w[(t - 2) & 15];
+            const uint32_t s0 = rotate(w15, 7) ^ rotate(w15, 18) ^ w15 >> 3;
+            const uint32_t s1 = rotate(w2, 17) ^ rotate(w2, 19) ^ w2 >> 10;
+            w[t & 15] += s0 + w[(t - 7) & 15] + s1;
+        }
+        /* With each round a becomes b, and so on: the ith variable is at (i - t) mod 8. */
+        const uint32_t a = v[-t & 7];
+        const uint32_t b = v[(1 - t) & 7];
+        const uint32_t c = v[(2 - t) & 7];
+        const uint32_t e = v[(4 - t) & 7];
+        const uint32_t f = v[(5 - t) & 7];
+        const uint32_t g = v[(6 - t) & 7];
+        uint32_t *const d = &v[(3 - t) & 7];
+        uint32_t *const h = &v[(7 - t) & 7];
+        const uint32_t s1 = rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25);
+        const uint32_t t1 = *h + s1 + ((e & f) ^ (~e & g)) + K[t] + w[t & 15];
+        const uint32_t s0 = rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22);
+        *d += t1;
+        *h = t1 + s0 + ((a & b) ^ (a & c) ^ (b & c));
     }
     for (int i = 0; i < 8; i++) {
         state[i] += v[i];
     }
 }
+
+void sha256_blocks_plain(uint32_t state[8], const unsigned char *data, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        add_block(state, data + i * SHA256_BLOCK);
+    }
+}
+
+#if defined(__x86_64__)
+
+/* The instructions for SHA of x86: two rounds each, and four words of the schedule. They want the
+ * variables as (a, b, e, f) and (c, d, g, h), the first of them in the highest place. */
+__attribute__((target("sha,sse4.1"))) static void blocks_x86(uint32_t state[8],
+                                                             const unsigned char *data, size_t n)
+{
+    const __m128i big_endian_words = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(void *)state), 0xb1);
+    const __m128i efgh =
+        _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(void *)(state + 4)), 0x1b);
+    __m128i abef = _mm_alignr_epi8(cdab, efgh, 8);
+    __m128i cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char *const block = data + i * SHA256_BLOCK;
+        const __m128i abef_before = abef;
+        const __m128i cdgh_before = cdgh;
+        __m128i w[4]; /* the last 16 words */
+#pragma GCC unroll 16
+        for (int t = 0; t < 16; t++) {
+            if (t < 4) {
+                const void *const at = block + 16 * t;
+                w[t] = _mm_shuffle_epi8(_mm_loadu_si128(at), big_endian_words);
+            } else {
+                const __m128i w7 = _mm_alignr_epi8(w[(t + 3) & 3], w[(t + 2) & 3], 4);
+                const __m128i s0 = _mm_sha256msg1_epu32(w[t & 3], w[(t + 1) & 3]);
+                w[t & 3] = _mm_sha256msg2_epu32(_mm_add_epi32(s0, w7), w[(t + 3) & 3]);
+            }
+            const void *const k = K + 4 * t;
+            const __m128i sum = _mm_add_epi32(w[t & 3], _mm_loadu_si128(k));
+            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum); /* two rounds on, this is abef */
+            abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
+        }
+        abef = _mm_add_epi32(abef, abef_before);
+        cdgh = _mm_add_epi32(cdgh, cdgh_before);
+    }
+    const __m128i feba = _mm_shuffle_epi32(abef, 0x1b);
+    const __m128i dchg = _mm_shuffle_epi32(cdgh, 0xb1);
+    _mm_storeu_si128((__m128i *)(void *)state, _mm_blend_epi16(feba, dchg, 0xf0));
+    _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+
+static bool ask_x86(void)
+{
+    const unsigned ssse3_sse41 = 1u << 9 | 1u << 19;
+    const unsigned sha = 1u << 29;
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & ssse3_sse41) == ssse3_sse41 &&
+           __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & sha) != 0;
+}
+
+/* Asked once: in a virtual machine the question is slow. */
+static bool has_x86(void)
+{
+    static atomic_int known; /* 0: not asked yet; 1: no; 2: yes */
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == 0) {
+        answer = ask_x86() ? 2 : 1;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == 2;
+}
+
+void sha256_blocks(uint32_t state[8], const unsigned char *data, size_t n)
+{
+    if (has_x86()) {
+        blocks_x86(state, data, n);
+    } else {
+        sha256_blocks_plain(state, data, n);
+    }
+}
+
+#else
+
+void sha256_blocks(uint32_t state[8], const unsigned char *data, size_t n)
+{
+    sha256_blocks_plain(state, data, n);
+}
+
+#endif
 
 void sha256_begin(struct sha256 *sum)
 {
@@ -61,22 +172,23 @@ void sha256_begin(struct sha256 *sum)
 void sha256_add(struct sha256 *sum, const void *data, size_t bytes)
 {
     const unsigned char *at = data;
-    size_t used = (size_t)(sum->n_byte % BLOCK);
+    size_t used = (size_t)(sum->n_byte % SHA256_BLOCK);
     sum->n_byte += bytes;
     while (bytes > 0) {
-        if (used == 0 && bytes >= BLOCK) {
-            add_block(sum->state, at);
-            at += BLOCK;
-            bytes -= BLOCK;
+        if (used == 0 && bytes >= SHA256_BLOCK) {
+            const size_t n = bytes / SHA256_BLOCK;
+            sha256_blocks(sum->state, at, n);
+            at += n * SHA256_BLOCK;
+            bytes -= n * SHA256_BLOCK;
             continue;
         }
-        const size_t n = bytes < BLOCK - used ? bytes : BLOCK - used;
+        const size_t n = bytes < SHA256_BLOCK - used ? bytes : SHA256_BLOCK - used;
         memcpy(sum->block + used, at, n);
         at += n;
         bytes -= n;
         used += n;
-        if (used == BLOCK) {
-            add_block(sum->state, sum->block);
+        if (used == SHA256_BLOCK) {
+            sha256_blocks(sum->state, sum->block, 1);
             used = 0;
         }
     }
@@ -84,14 +196,14 @@ void sha256_add(struct sha256 *sum, const void *data, size_t bytes)
 
 void sha256_end(struct sha256 *sum, unsigned char digest[SHA256_BYTES])
 {
-    static const unsigned char padding[BLOCK] = {0x80};
+    static const unsigned char padding[SHA256_BLOCK] = {0x80};
     const uint64_t n_bit = 8 * sum->n_byte;
-    const size_t used = (size_t)(sum->n_byte % BLOCK);
+    const size_t used = (size_t)(sum->n_byte % SHA256_BLOCK);
     unsigned char length[8];
     for (int i = 0; i < 8; i++) {
         length[i] = (unsigned char)(n_bit >> (56 - 8 * i));
     }
-    sha256_add(sum, padding, used < LENGTH_AT ? LENGTH_AT - used : BLOCK + LENGTH_AT - used);
+    sha256_add(sum, padding, used < LENGTH_AT ? LENGTH_AT - used : SHA256_BLOCK + LENGTH_AT - used);
     sha256_add(sum, length, sizeof length);
     for (int i = 0; i < SHA256_BYTES; i++) {
         digest[i] = (unsigned char)(sum->state[i / 4] >> (24 - 8 * (i % 4)));

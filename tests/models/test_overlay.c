@@ -1,6 +1,7 @@
 /* Overlays: what is read from a file, each thing that is refused by name, and SHA-256, by which an
  * overlay knows its base. */
 #include "models/overlay.h"
+#include "models/sha256_inside.h"
 #include "tests/models/writer.h"
 
 #include <math.h>
@@ -271,6 +272,28 @@ static void test_sha256(void **state)
     }
 }
 
+/* With the processor's instructions and without. */
+static void test_sha256_blocks(void **state)
+{
+    (void)state;
+    enum { N = 9 };
+    unsigned char data[N * SHA256_BLOCK + 1];
+    uint32_t seed = 1;
+    for (size_t i = 0; i < sizeof data; i++) {
+        seed = seed * 1664525 + 1013904223;
+        data[i] = (unsigned char)(seed >> 24);
+    }
+    for (size_t n = 0; n <= N; n++) {
+        struct sha256 fast;
+        struct sha256 plain;
+        sha256_begin(&fast);
+        sha256_begin(&plain);
+        sha256_blocks(fast.state, data + 1, n); /* not aligned */
+        sha256_blocks_plain(plain.state, data + 1, n);
+        assert_memory_equal(fast.state, plain.state, sizeof fast.state);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_refuses_by_name),
         cmocka_unit_test(test_refuses_another_model),
         cmocka_unit_test(test_sha256),
+        cmocka_unit_test(test_sha256_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
