@@ -192,9 +192,9 @@ bench-tokenizer: $(B)/tests/bench/bench_tokenizer ## byte-level BPE beside the p
 
 # In Debian's Chromium; not in .ci/run.
 .PHONY: check-page screenshots
-check-page: all ## the web page in a headless Chromium, used as a person uses it
+check-page: all $(B)/tests/bench/make_model ## the web page in a headless Chromium, used as a person uses it
 	@.ci/deps page
-	@PKMSERVE=$(B)/pkmserve $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/page
+	@B=$(B) PKMSERVE=$(B)/pkmserve $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/page
 screenshots: all ## draw the README's pictures of the web page
 	@.ci/deps page
 	@PKMSERVE=$(B)/pkmserve $(PYTHON) tests/page/screenshots.py
