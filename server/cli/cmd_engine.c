@@ -168,6 +168,23 @@ enum err_code cmd_refused(const struct api_error *error, struct err *err)
                  : err_set(err, ERR_ARGUMENT, "--%s: %s", flag, message);
 }
 
+enum err_code cmd_answered(const struct request *request, const char *const *path, int n,
+                           struct err *err)
+{
+    struct api_error error = {0};
+    if (answer_check(request, &error)) {
+        return ERR_OK;
+    }
+    (void)cmd_refused(&error, err);
+    const bool is_of_text = request->error.code == ERR_NUMERICAL && n > 1 && request->n_item == n;
+    for (int i = 0; i < n && is_of_text; i++) {
+        if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
+            return err_set(err, err->code, "%.300s: %s", path[i], error.text.message);
+        }
+    }
+    return err->code;
+}
+
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)
 {
     const enum err_code code = error == NULL ? cmd_print(out, err) : cmd_refused(error, err);

@@ -46,6 +46,10 @@ void cmd_engine_wait(struct cmd_engine *ce);
 struct answer_meta cmd_meta(const struct options *options, int64_t begin_us);
 /* An error of a parser or writer as err: about the options (ERR_ARGUMENT) or about the input. */
 enum err_code cmd_refused(const struct api_error *error, struct err *err);
+/* Whether the request, which is over, has all results. path: [n], the names of its texts, of which
+ * the one whose numbers are none is told where there are several. */
+enum err_code cmd_answered(const struct request *request, const char *const *path, int n,
+                           struct err *err);
 /* Prints out; or, if there is an error, returns that instead. Frees out. */
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err);
 

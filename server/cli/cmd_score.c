@@ -130,9 +130,6 @@ static enum err_code print_table(const struct scoring *it, struct err *err)
 {
     struct score_figures pool = {0};
     struct api_error error = {0};
-    if (!answer_check(it->job.request, &error)) {
-        return cmd_refused(&error, err);
-    }
     printf(" %10s %10s %10s %10s %10s %10s %10s %10s\n", "scored", "unknown", "words", "bytes",
            "ppl/token", "ppl/word", "ppl/byte", "bits/byte");
     for (int i = 0; i < it->n; i++) {
@@ -350,12 +347,13 @@ int cmd_score(const struct options *options)
         code = cmd_engine_run(&it.ce, it.job.request, look, &it, &err);
         progress_end(&it.progress);
     }
+    if (code == ERR_OK) {
+        code = cmd_answered(it.job.request, it.path, it.n, &err);
+    }
     struct err slots_err;
     enum err_code slots_code = ERR_OK; /* the figures are printed whatever becomes of the file */
     if (code == ERR_OK && options->slots[0] != '\0') {
-        struct api_error error = {0};
-        slots_code = answer_check(it.job.request, &error) ? write_slots(&it, &slots_err)
-                                                          : cmd_refused(&error, &slots_err);
+        slots_code = write_slots(&it, &slots_err);
         it.job.memory = options->memory ? MEMORY_SUMMARY : MEMORY_OFF; /* the rest is in the file */
     }
     if (code == ERR_OK) {

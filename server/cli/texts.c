@@ -60,13 +60,12 @@ static enum err_code run_group(struct files *it, const struct options *options,
                                const char *const *path, int n, struct err *err)
 {
     struct score_job job = {0};
-    struct api_error error = {0};
     enum err_code code = cmd_read_score(&job, options, &it->ce.limits, path, n, err);
     if (code == ERR_OK) {
         code = cmd_engine_run(&it->ce, job.request, look, it, err);
     }
-    if (code == ERR_OK && !answer_check(job.request, &error)) {
-        code = cmd_refused(&error, err);
+    if (code == ERR_OK) {
+        code = cmd_answered(job.request, path, n, err);
     }
     if (code == ERR_OK) {
         code = take_all(it->texts, job.request, path, 0, err);

@@ -128,6 +128,11 @@ def test_what_is_no_number_is_one_line(tmp_path):
     (model / "model.safetensors").write_bytes(data)
     for command in (["score"], ["score", "--json"]):
         assert "no number" in fails(1, *command, "--model", model, "--ids", ids)
+        (tmp_path / "short").write_text("300 301")
+        assert ": %s: the model gave no number" % ids in fails(
+            1, *command, "--model", model, "--ids", tmp_path / "short", ids, tmp_path / "short")
+    assert ": %s: the model gave no number" % ids in fails(
+        1, "memory", "count", "--model", model, "--ids", tmp_path / "short", ids, "-o", tmp_path / "x")
     done = run("generate", "--model", model, "--ids", ids.read_text())
     assert done.returncode == 1 and "no number" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
