@@ -128,8 +128,10 @@ static enum slot_state submit(struct jsonl *it, struct slot *slot)
     struct request *const request = it->kind->request(&slot->job);
     request->wake = wake;
     request->wake_ctx = &it->ce.wake;
-    /* All lines are equally urgent: first come, first served. */
+    /* All lines are equally urgent: first come, first served. Nobody waits for one, and a result
+     * must not depend on how busy the machine is. */
     request->priority = PRIORITY_INTERACTIVE;
+    request->deadline_us = 0;
     (void)snprintf(request->id, sizeof request->id, "cli");
     struct err err = {0};
     if (engine_submit(it->ce.engine, request, &err) == ERR_OK) {
@@ -220,12 +222,11 @@ static bool is_done(const struct jsonl *it, struct slot *slot)
     return atomic_load(&request->n_item_done) == request->n_item;
 }
 
-/* Whether an error is one of the line alone: what it asks for, its time, its numbers. Any other one
- * ends the run, which --resume continues. */
+/* Whether an error is one of the line alone: what it asks for, its numbers. Any other one ends the
+ * run, which --resume continues. */
 static bool is_of_line(const struct api_error *error)
 {
-    return error->status < 499 || error->status == 504 ||
-           strcmp(error->code, "numerical_error") == 0;
+    return error->status < 499 || strcmp(error->code, "numerical_error") == 0;
 }
 
 /* Appends the answer of a request that is over. false: slot.error says why there is none. */

@@ -295,7 +295,7 @@ def test_damage_inside_compressed_input_is_told_with_its_place(folder):
 
 
 def test_a_line_that_fails_alone_does_not_end_the_run(tmp_path):
-    """One whose time is too short, and one whose numbers are none: position 40 has an embedding of NaN."""
+    """One whose numbers are none: position 40 has an embedding of NaN. That nobody waits for a line is none of its faults."""
     model = tmp_path / "model"
     shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("model.sha256"))
     with open(model / "model.safetensors", "r+b") as file:
@@ -307,14 +307,13 @@ def test_a_line_that_fails_alone_does_not_end_the_run(tmp_path):
         file.write(b"\xff" * row)
     lines = tmp_path / "in.jsonl"
     lines.write_text("\n".join(map(json.dumps, [
-        {"text": "Once"}, {"text": "Once upon a time. " * 9000, "timeout_ms": 1}, {"tokens": [300] * 600, "max_context": 64, "stride": 8}, {"text": "upon"}])))
+        {"text": "Once"}, {"text": "Once upon a time. " * 500, "max_context": 16, "timeout_ms": 1},
+        {"tokens": [300] * 600, "max_context": 64, "stride": 8}, {"text": "upon"}])))
     out = tmp_path / "out"
     done = run("score", "--model", model, "--jsonl", lines, "--output", out)
-    assert done.returncode == 0 and "bad lines: 2 of 4" in done.stderr
-    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["%s:%d" % (lines, n) for n in (1, 4)]
-    first, second = (tmp_path / "out.errors").read_text().splitlines()
-    assert first.startswith("%s:2: the request's time was over" % lines)
-    assert second.startswith("%s:3: the model gave no number" % lines)
+    assert done.returncode == 0 and "bad lines: 1 of 4" in done.stderr
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["%s:%d" % (lines, n) for n in (1, 2, 4)]
+    assert (tmp_path / "out.errors").read_text().startswith("%s:3: the model gave no number" % lines)
     assert run("score", "--model", model, "--jsonl", lines, "--output", out, "--strict").returncode == 1
 
 
