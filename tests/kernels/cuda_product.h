@@ -19,7 +19,8 @@
 
 struct shape {
     int n_tok, n_in, n_out;
-    int shift; /* words from a 16-byte address to the first row; rows are then 3 words apart */
+    int shift; /* words from a 16-byte address to the first row, and to the bias; rows are then 3 words
+                * apart */
 };
 
 /* A case on the backend and what it is made of. */
@@ -76,7 +77,7 @@ static inline void product_open(struct product *p, struct backend *be, struct sh
     assert_int_equal(be->op->weight_new(be, &p->w, &p->host_w, &desc, "w", NULL), ERR_OK);
     p->x = view_new(be, &p->buffer[0], shape.n_tok, shape.n_in, shape.shift);
     p->y = view_new(be, &p->buffer[1], shape.n_tok, shape.n_out, shape.shift);
-    p->bias = view_new(be, &p->buffer[2], 1, shape.n_out, 0);
+    p->bias = view_new(be, &p->buffer[2], 1, shape.n_out, shape.shift);
     be->op->upload(be, p->x, p->host_x.data);
     be->op->upload(be, p->bias, p->host_bias.data);
 }

@@ -220,6 +220,7 @@ static struct backend *watched_open(const struct watched *w, enum who who)
 struct drawn {
     struct step *step;
     struct tensor pages[2];
+    bool is_request; /* not drawn: a request of one row each */
 };
 
 enum { DRAWN = 100, DRAWN_WIDTH = 96, DRAWN_HEADS = 2 };
@@ -232,7 +233,7 @@ static struct drawn drawn_new(struct backend *be)
                                               .n_out_max = DRAWN,
                                               .d_model = DRAWN_WIDTH,
                                               .n_head = DRAWN_HEADS};
-    struct drawn d;
+    struct drawn d = {0};
     assert_int_equal(be->op->step_new(be, &d.step, &limits, NULL), ERR_OK);
     for (int i = 0; i < 2; i++) {
         void *data = NULL;
@@ -260,7 +261,7 @@ static uint32_t *drawn_step(struct backend *be, const struct drawn *d, const str
     struct step *const step = d->step;
     step->n_tok = step->n_seq = step->n_out = n;
     step->ops_list = list;
-    step->is_drawn = true;
+    step->is_drawn = !d->is_request;
     for (int i = 0; i < n; i++) {
         step->pos[i] = 0;
         step->page[i] = i;
@@ -334,6 +335,43 @@ static void test_drawn_rows_are_rounded_by_the_op_before(void **state)
     struct watched w = watched_new();
     check_drawn(OWN, &w);
     check_drawn(LT, &w);
+    watched_free(&w);
+}
+
+/* Of few requests by parts, where the cache is F32: the product reads what their last ones left. */
+static void test_attention_of_few_requests_is_rounded_once(void **state)
+{
+    enum { N = 9 };
+    static const struct shape shape = {DRAWN, DRAWN_WIDTH, 64, 0};
+    static const struct shape head = {N, DRAWN_WIDTH, 64, 0};
+    (void)state;
+    need_double();
+    struct watched w = watched_new();
+    for (int i = 0; i < 2; i++) {
+        struct backend *const be = watched_open(&w, LT);
+        struct product p;
+        product_open(&p, be, shape, i == 0 ? DTYPE_BF16 : DTYPE_F16);
+        struct drawn d = drawn_new(be);
+        d.is_request = true;
+        const struct rows r = rows_new(be, DRAWN, DRAWN_WIDTH);
+        const struct rows other = rows_new(be, 1, DRAWN_WIDTH);
+        (void)n_round(w.lines);
+        uint32_t *const apart = drawn_step(be, &d, &p, &r, &other, ATTENTION, N, 0);
+        assert_int_equal(n_round(w.lines), 1);
+        be->op->upload(be, p.y, p.host_x.data);
+        uint32_t *const taken = drawn_step(be, &d, &p, &r, NULL, ATTENTION, N, 0);
+        assert_int_equal(n_round(w.lines), 0);
+        assert_int_equal(n_unequal(apart, taken, head), 0);
+        free(apart);
+        free(taken);
+        for (int b = 0; b < 4; b++) {
+            be->op->buffer_free(be, r.buffer[b]);
+            be->op->buffer_free(be, other.buffer[b]);
+        }
+        drawn_free(&d, be);
+        product_close(&p, be);
+        backend_close(be);
+    }
     watched_free(&w);
 }
 
@@ -539,6 +577,7 @@ int main(void)
         cmocka_unit_test_setup(test_a_product_of_another_type_rounds_its_rows, usual_device),
         cmocka_unit_test_setup(test_rows_are_rounded_by_the_op_before, usual_device),
         cmocka_unit_test_setup(test_drawn_rows_are_rounded_by_the_op_before, usual_device),
+        cmocka_unit_test_setup(test_attention_of_few_requests_is_rounded_once, usual_device),
         cmocka_unit_test_setup(test_few_drawn_rows_have_the_bits_of_many, usual_device),
         cmocka_unit_test_setup(test_several_products_read_the_same_rounded_rows, usual_device),
     };
