@@ -163,7 +163,11 @@ class Flaky:
                     continue
             while b"\r\n\r\n" not in head:
                 head += connection.recv(65536)
-            self.heads.append(head)
+            head, _, body = head.partition(b"\r\n\r\n")
+            length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+            while len(body) < length:  # what is not read would reset the connection
+                body += connection.recv(65536)
+            self.heads.append(head + b"\r\n")
             connection.sendall(answer)
             connection.close()
         self.socket.close()
