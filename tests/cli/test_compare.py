@@ -146,8 +146,10 @@ def test_a_sweep_switches_each_memory_and_head_off(tmp_path):
     assert "has none" in fails(2, "compare", "--model", BYTES, "--ablate-sweep", text)
 
 
-def test_a_sweep_adds_to_what_is_switched_off_already(text):
+def test_a_sweep_adds_to_what_is_switched_off_already(tmp_path):
     """The first row is that alone; to switch the same head off again changes nothing."""
+    text = tmp_path / "short.txt"
+    text.write_text(TEXT[:240])
     ablate = '[{"memory": 0, "head": 1}]'
     rows = figures("--model", MODEL, "--ablate", ablate, "--ablate-sweep", text)
     off = figures("--model", MODEL, "--ablate", ablate, "--max-kl", 99, "--max-worse", 999, text)

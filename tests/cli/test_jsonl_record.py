@@ -43,7 +43,6 @@ def test_outputs_without_a_folder_are_beside_each_other(folder, tmp_path, monkey
     ok(*score(folder, "--shard", "0/2", "--output", "a.jsonl"))
     told = fails(1, *score(folder, "--shard", "1/2", "--output", "b.jsonl", "--stride", "64"))
     assert "a.jsonl.run: another shard of this corpus was scored with other options" in told
-    ok(*score(folder, "--shard", "1/2", "--output", "b.jsonl"))
 
 
 def test_of_a_large_file_the_ends_and_the_size_are_looked_at(folder, tmp_path):

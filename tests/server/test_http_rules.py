@@ -7,12 +7,13 @@ import os
 import resource
 import select
 import socket
+import subprocess
 import threading
 import time
 
 import pytest
 
-from server_harness import (FOREVER, PATIENCE, UNBOUNDED, Server, error_of, eventually, head, in_time,
+from server_harness import (DEMO, FOREVER, PATIENCE, PROGRAM, UNBOUNDED, Server, error_of, eventually, head, in_time,
                             is_answered, read_answer, read_to_end)
 
 GENERATE = json.dumps({"prompt": "It was", "max_tokens": 2, "temperature": 0}).encode()
@@ -769,6 +770,23 @@ def cpu_s(pid):
     """Seconds of processor time that a process has used."""
     fields = open("/proc/%d/stat" % pid).read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_descriptors_are_raised_to_what_connections_need_or_the_start_ends():
+    """As many as --max-connections, 64 that are told that there is no room, and 128 for the rest of the process, which
+    may raise what a shell gives it to begin with."""
+    got = subprocess.run(["prlimit", "--nofile=256:1215", PROGRAM, "serve", "--model", DEMO, "--port", "0", "--host", "127.0.0.1",
+                          "--max-connections", "1024"], capture_output=True, text=True, timeout=PATIENCE)
+    assert got.returncode == 1 and got.stderr.splitlines()[-1].endswith(
+        "--max-connections 1024 needs 1216 file descriptors, but the process may open 1215: lower it or raise ulimit -n")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        server = Server("--max-connections", "1024", wait=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with server:
+        assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] == 1216
 
 
 def test_without_descriptors_connections_are_closed_not_asked_for_again_and_again():

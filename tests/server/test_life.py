@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -384,30 +383,6 @@ def refused(*flags):
     lines = got.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("pkmserve: "), got.stderr
     return lines[0]
-
-
-def test_a_service_manager_that_cannot_be_told_is_logged(tmp_path):
-    for name, why in ((str(tmp_path / "nobody"), "No such file or directory"), ("@" + "x" * 200, "its name is too long")):
-        with Server(env={"NOTIFY_SOCKET": name}) as server:
-            eventually(lambda: any("event=notify_failed" in line and why in line for line in server.read_log().splitlines()),
-                       "the warning")
-
-
-def test_descriptors_are_raised_to_what_connections_need_or_the_start_ends():
-    """As many as --max-connections, 64 that are told that there is no room, and 128 for the rest of the process, which
-    may raise what a shell gives it to begin with."""
-    got = subprocess.run(["prlimit", "--nofile=256:1215", PROGRAM, "serve", "--model", DEMO, "--port", "0", "--host", "127.0.0.1",
-                          "--max-connections", "1024"], capture_output=True, text=True, timeout=PATIENCE)
-    assert got.returncode == 1 and got.stderr.splitlines()[-1].endswith(
-        "--max-connections 1024 needs 1216 file descriptors, but the process may open 1215: lower it or raise ulimit -n")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        server = Server("--max-connections", "1024", wait=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    with server:
-        assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] == 1216
 
 
 def test_busy_port():

@@ -67,3 +67,10 @@ def test_closed_standard_files_are_not_given_to_clients():
         assert [found[fd] for fd in range(3)] == ["/dev/null"] * 3
     finally:
         os.kill(pid, 15)
+
+
+def test_a_service_manager_that_cannot_be_told_is_logged(tmp_path):
+    for name, why in ((str(tmp_path / "nobody"), "No such file or directory"), ("@" + "x" * 200, "its name is too long")):
+        with Server(env={"NOTIFY_SOCKET": name}) as server:
+            eventually(lambda: any("event=notify_failed" in line and why in line for line in server.read_log().splitlines()),
+                       "the warning")
