@@ -61,8 +61,10 @@ def models(tmp_path_factory):
 
 
 def logprobs(model, device, *flags):
-    server = gh.Server(model, "--device", device, "--dtype", "f32", "--max-seqs", "4", *flags)
-    n = 5 if device == "cuda" else 60  # the double computes its kernels thread after thread
+    # The double computes its kernels thread after thread: a few rows, and a self-test of few.
+    few = ["--max-seqs", "1", "--max-batch-tokens", "8"] if device == "cuda" else ["--max-seqs", "4"]
+    server = gh.Server(model, "--device", device, "--dtype", "f32", *few, *flags)
+    n = 5 if device == "cuda" else 60
     ids = np.random.default_rng(3).integers(0, 1000, n).tolist()
     got = server.post("/score", {"tokens": ids, "logprobs": 0})["results"][0]["tokens"]
     info = server.get("/info")
