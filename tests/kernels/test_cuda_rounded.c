@@ -158,6 +158,13 @@ static struct rows rows_new(struct backend *be, int n, int d)
     return r;
 }
 
+static void rows_free(const struct rows *r, struct backend *be)
+{
+    for (int i = 0; i < 4; i++) {
+        be->op->buffer_free(be, r->buffer[i]);
+    }
+}
+
 static void call(struct backend *be, const struct rows *r, enum before before)
 {
     const struct tensor none = {0};
@@ -319,10 +326,8 @@ static void check_drawn(enum who who, struct watched *w)
         }
         free(whole);
     }
-    for (int i = 0; i < 4; i++) {
-        be->op->buffer_free(be, r.buffer[i]);
-        be->op->buffer_free(be, other.buffer[i]);
-    }
+    rows_free(&r, be);
+    rows_free(&other, be);
     drawn_free(&d, be);
     product_close(&p, be);
     backend_close(be);
@@ -364,10 +369,8 @@ static void test_attention_of_few_requests_is_rounded_once(void **state)
         assert_int_equal(n_unequal(apart, taken, head), 0);
         free(apart);
         free(taken);
-        for (int b = 0; b < 4; b++) {
-            be->op->buffer_free(be, r.buffer[b]);
-            be->op->buffer_free(be, other.buffer[b]);
-        }
+        rows_free(&r, be);
+        rows_free(&other, be);
         drawn_free(&d, be);
         product_close(&p, be);
         backend_close(be);
@@ -413,9 +416,7 @@ static void test_few_drawn_rows_have_the_bits_of_many(void **state)
             }
             free(whole);
             free(other.data);
-            for (int b = 0; b < 4; b++) {
-                be->op->buffer_free(be, r.buffer[b]);
-            }
+            rows_free(&r, be);
             product_close(&p, be);
         }
         drawn_free(&d, be);
@@ -463,9 +464,7 @@ static void test_several_products_read_the_same_rounded_rows(void **state)
     op_linear(be, tensor_cols(r.y, 0, N_OUT), x, p.w, p.bias, ACT_RELU);
     op_linear(be, p.y, x, p.w, p.bias, ACT_RELU);
     assert_int_equal(n_round(w.lines), 1);
-    for (int i = 0; i < 4; i++) {
-        be->op->buffer_free(be, r.buffer[i]);
-    }
+    rows_free(&r, be);
     product_close(&p, be);
     backend_close(be);
     watched_free(&w);
@@ -519,11 +518,9 @@ static void check_op_before(enum dtype dtype)
     assert_int_equal(n_unequal(instead, wanted, shape), 0);
     free(instead);
     free(wanted);
-    for (int i = 0; i < 4; i++) {
-        be->op->buffer_free(be, r.buffer[i]);
-        be->op->buffer_free(be, other.buffer[i]);
-        own->op->buffer_free(own, s.buffer[i]);
-    }
+    rows_free(&r, be);
+    rows_free(&other, be);
+    rows_free(&s, own);
     product_close(&p, be);
     product_close(&q, own);
     backend_close(be);
@@ -555,9 +552,7 @@ static void test_a_product_of_another_type_rounds_its_rows(void **state)
         call(be, &r, NORM);
         op_linear(be, p.y, r.y, p.w, p.bias, ACT_RELU);
         bits[i] = product_bits(&p, be);
-        for (int b = 0; b < 4; b++) {
-            be->op->buffer_free(be, r.buffer[b]);
-        }
+        rows_free(&r, be);
         product_close(&p, be);
         product_close(&other, be);
         backend_close(be);
