@@ -10,11 +10,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 import requests
 
 from cli_harness import LIMIT_S, MODEL, PROGRAM, ROOT, fails, ok, run
+
+sys.path.insert(0, str(ROOT / "tests"))
+from broken_model import without_numbers_at  # noqa: E402
 
 TEXT = ("It is a truth universally acknowledged, that a single man in possession of a good "
         "fortune, must be in want of a wife.\n") * 3
@@ -115,20 +119,11 @@ def test_a_damaged_model_is_one_line_and_exit_1(tmp_path, damage, wanted):
 
 
 def test_what_is_no_number_is_one_line(tmp_path):
-    """The embedding of position 40 is NaN, which the self-test does not reach."""
-    model, ids = tmp_path / "model", tmp_path / "ids"
-    shutil.copytree(MODEL, model)
+    model, ids = without_numbers_at(40, MODEL, tmp_path / "model"), tmp_path / "ids"
     ids.write_text("300 " * 60)
-    data = bytearray((model / "model.safetensors").read_bytes())
-    n = int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8:8 + n])["position_embeddings.weight"]
-    begin, end = (8 + n + at for at in entry["data_offsets"])
-    row = (end - begin) // entry["shape"][0]
-    data[begin + 40 * row:begin + 41 * row] = b"\xff" * row  # in F32 as in BF16
-    (model / "model.safetensors").write_bytes(data)
+    (tmp_path / "short").write_text("300 301")
     for command in (["score"], ["score", "--json"]):
         assert "no number" in fails(1, *command, "--model", model, "--ids", ids)
-        (tmp_path / "short").write_text("300 301")
         assert ": %s: the model gave no number" % ids in fails(
             1, *command, "--model", model, "--ids", tmp_path / "short", ids, tmp_path / "short")
     assert ": %s: the model gave no number" % ids in fails(

@@ -8,14 +8,17 @@ import pty
 import re
 import resource
 import select
-import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
-from cli_harness import LIMIT_S, MODEL, PROGRAM, fails, ok, run
+from cli_harness import LIMIT_S, MODEL, PROGRAM, ROOT, fails, ok, run
+
+sys.path.insert(0, str(ROOT / "tests"))
+from broken_model import without_numbers_at  # noqa: E402
 
 TEXTS = ["A dark night %d, and the wind blew." % i for i in range(20)]
 LINES = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
@@ -295,16 +298,8 @@ def test_damage_inside_compressed_input_is_told_with_its_place(folder):
 
 
 def test_a_line_that_fails_alone_does_not_end_the_run(tmp_path):
-    """One whose numbers are none: position 40 has an embedding of NaN. That nobody waits for a line is none of its faults."""
-    model = tmp_path / "model"
-    shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("model.sha256"))
-    with open(model / "model.safetensors", "r+b") as file:
-        n = int.from_bytes(file.read(8), "little")
-        entry = json.loads(file.read(n))["position_embeddings.weight"]
-        begin, end = entry["data_offsets"]
-        row = (end - begin) // entry["shape"][0]
-        file.seek(8 + n + begin + 40 * row)
-        file.write(b"\xff" * row)
+    """One whose numbers are none. That nobody waits for a line is none of its faults."""
+    model = without_numbers_at(40, MODEL, tmp_path / "model")
     lines = tmp_path / "in.jsonl"
     lines.write_text("\n".join(map(json.dumps, [
         {"text": "Once"}, {"text": "Once upon a time. " * 500, "max_context": 16, "timeout_ms": 1},

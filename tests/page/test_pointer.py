@@ -1,15 +1,17 @@
 """What is done by pointer, and a table larger than the map: its cells are several slots."""
 
-import json
 import os
-import shutil
 import subprocess
+import sys
 
 from selenium.webdriver.common.action_chains import ActionChains
 
-from server_harness import ROOT, UNBOUNDED, Server, eventually
+from server_harness import DEMO, ROOT, UNBOUNDED, Server, eventually
 from test_troubles import trouble
 from test_views import TEXT, opened, score, slots_of, spans, trace, write, written
+
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from broken_model import without_numbers_at  # noqa: E402
 
 MAKE_MODEL = os.path.join(ROOT, os.environ.get("B", "build"), "tests", "bench", "make_model")
 
@@ -102,16 +104,7 @@ def test_a_button_stops_the_text_and_the_work(browser):
 
 
 def test_a_text_whose_numbers_end_is_shown_up_to_there(browser, tmp_path):
-    """Position 40 has an embedding of NaN."""
-    model = tmp_path / "model"
-    shutil.copytree(os.path.join(ROOT, "models", "demo"), model, ignore=shutil.ignore_patterns("model.sha256"))
-    with open(model / "model.safetensors", "r+b") as file:
-        n = int.from_bytes(file.read(8), "little")
-        entry = json.loads(file.read(n))["position_embeddings.weight"]
-        begin, end = entry["data_offsets"]
-        row = (end - begin) // entry["shape"][0]
-        file.seek(8 + n + begin + 40 * row)
-        file.write(b"\xff" * row)
+    model = without_numbers_at(40, DEMO, tmp_path / "model")
     with Server(model=str(model)) as s:
         opened(browser, s, "write")
         browser.fill("#write-prompt", "Once")

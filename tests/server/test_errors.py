@@ -6,13 +6,15 @@ import json
 import os
 import re
 import resource
-import shutil
+import sys
 
-import numpy
 import pytest
 import requests
 
 from server_harness import DEMO, FOREVER, PATIENCE, PROGRAM, ROOT, UNBOUNDED, Server, error_of, eventually, head
+
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from broken_model import without_numbers_at  # noqa: E402
 
 TEXT = open(os.path.join(ROOT, "server", "API.md")).read()
 # | 400 `code` | `/path` `body` | message |
@@ -137,18 +139,7 @@ def test_full_queue_of_tokens_is_429():
 
 
 def test_what_is_no_number_is_an_error_500(tmp_path):
-    """The embedding of position 40 is NaN, which the self-test does not reach."""
-    model = tmp_path / "model"
-    shutil.copytree(DEMO, model)
-    path = model / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    n = int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8:8 + n])["position_embeddings.weight"]
-    row = (entry["data_offsets"][1] - entry["data_offsets"][0]) // entry["shape"][0]
-    begin = 8 + n + entry["data_offsets"][0] + 40 * row
-    nan = {"F32": numpy.float32("nan").tobytes(), "BF16": b"\xc0\x7f"}[entry["dtype"]]
-    data[begin:begin + row] = nan * (row // len(nan))
-    path.write_bytes(data)
+    model = without_numbers_at(40, DEMO, tmp_path / "model")
     with Server(model=str(model)) as s:
         assert s.post("/score", {"tokens": [300] * 40}).status_code == 200
         error_of(s.post("/score", {"tokens": [300] * 60}), 500, "numerical_error")
