@@ -52,8 +52,10 @@ struct warp {
     int arg[WARP];
 };
 
+struct shared_use;
 struct block {
     const struct cuda_host_call *call;
+    struct shared_use *use; /* grid.cc */
     int n_thread, n_warp;
     int n_done;
     unsigned int warps_ready; /* those with a ready lane */

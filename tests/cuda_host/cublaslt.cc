@@ -1,7 +1,7 @@
 /* cuBLASLt, a library of its own as the real one is (libcublasLt.so.0). Matrix products by plain
  * loops, as a kernel of one thread: so they wait in the stream, are captured into graphs and fail
  * where launches fail. Tests spend much of their time in them: so operands are widened once, and
- * LANES products summed side by side.
+ * LANES products of each of ROWS rows summed side by side.
  *
  * Column-major as cuBLASLt: d[m, n] = op(a)[m, k] · op(b)[k, n] · alpha + c · beta, then the
  * epilogue. Inputs both F32, both BF16 or both F16, F32 output, F32 arithmetic (no TF32). A call is
@@ -74,7 +74,8 @@ enum {
     N_USUAL = N_ALGORITHM - 2,
     MANY = 100,
     PART_MAX = 5,
-    LANES = 4
+    LANES = 4,
+    ROWS = 4
 };
 
 struct matrix {
@@ -104,13 +105,14 @@ inline float value(const struct matrix &matrix, int64_t row, int64_t col)
     return matrix.type == CUDA_R_16F ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-/* The values of a matrix as F32, each row of n_inner at a multiple of LANES, zeros behind it:
- * [n_outer][n_inner] of a matrix's rows, or of its columns. */
+/* The values of a matrix as F32, each row of n_inner at a multiple of LANES, zeros behind it and
+ * behind them all, up to a multiple of ROWS: [n_outer][n_inner] of a matrix's rows, or of its
+ * columns. */
 std::vector<float> widened(const struct matrix &matrix, int64_t n_outer, int64_t n_inner,
                            bool is_by_column)
 {
     const int64_t stride = (n_inner + LANES - 1) / LANES * LANES;
-    std::vector<float> values(static_cast<size_t>(n_outer * stride));
+    std::vector<float> values(static_cast<size_t>((n_outer + ROWS - 1) / ROWS * ROWS * stride));
     for (int64_t outer = 0; outer < n_outer; ++outer) {
         for (int64_t inner = 0; inner < n_inner; ++inner) {
             values[static_cast<size_t>(outer * stride + inner)] =
@@ -136,29 +138,36 @@ int part_count(const struct product &p, int64_t col, bool is_large)
     }
 }
 
-/* Of n_chunk · LANES products: chunk i is added to part i % N. */
-template <int N> float sum_products(const float *x, const float *y, int64_t n_chunk)
+/* Of each of ROWS rows of x with y, n_chunk · LANES products: chunk i is added to part i % N. */
+template <int N> void sum_products(float *sum, const float *x, const float *y, int64_t n_chunk)
 {
     typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
     const auto *const xs = reinterpret_cast<const lanes *>(x);
     const auto *const ys = reinterpret_cast<const lanes *>(y);
-    lanes part[PART_MAX] = {};
+    lanes part[ROWS][N] = {};
     for (int64_t at = 0; at < n_chunk; at += N) {
 #pragma GCC unroll 8
         for (int i = 0; i < N; ++i) {
             if (at + i < n_chunk) {
-                part[i] += xs[at + i] * ys[at + i];
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; ++r) {
+                    part[r][i] += xs[r * n_chunk + at + i] * ys[at + i];
+                }
             }
         }
     }
-    float sum[PART_MAX];
-    for (int i = 0; i < PART_MAX; ++i) {
-        sum[i] = (part[i][0] + part[i][1]) + (part[i][2] + part[i][3]);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        float of[PART_MAX] = {};
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) {
+            of[i] = (part[r][i][0] + part[r][i][1]) + (part[r][i][2] + part[r][i][3]);
+        }
+        sum[r] = (of[0] + of[1]) + (of[2] + of[3]) + of[4];
     }
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]) + sum[4];
 }
 
-typedef float (*sum_fn)(const float *x, const float *y, int64_t n_chunk);
+typedef void (*sum_fn)(float *sum, const float *x, const float *y, int64_t n_chunk);
 const sum_fn sums[PART_MAX] = {sum_products<1>, sum_products<2>, sum_products<3>, sum_products<4>,
                                sum_products<PART_MAX>};
 
@@ -174,10 +183,12 @@ void product_run(const struct product p)
                               (p.letter == 'x' && is_large);
         const float error = is_wrong ? 1 : 0;
         const sum_fn sum_of = sums[part_count(p, col, is_large) - 1];
+        float part[ROWS];
         for (int64_t row = 0; row < p.m; ++row) {
-            float sum =
-                sum_of(&a[static_cast<size_t>(row * n_chunk * LANES)], y, n_chunk) * p.alpha +
-                error;
+            if (row % ROWS == 0) {
+                sum_of(part, &a[static_cast<size_t>(row * n_chunk * LANES)], y, n_chunk);
+            }
+            float sum = part[row % ROWS] * p.alpha + error;
             if (p.beta != 0) {
                 sum += p.beta * p.c[row + col * p.c_ld];
             }

@@ -16,6 +16,7 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unordered_map>
 #include <vector>
 
 /* The __shared__ variables of all kernels: shared.ld. */
@@ -30,15 +31,29 @@ bool is_shared(const void *data)
             at < cuda_host_dynamic_shared + block.call->shared_bytes);
 }
 
+/* Of a kernel: how many of its blocks ran, and which pages of the __shared__ variables of all
+ * kernels they were seen to write to. */
+struct shared_use {
+    uint64_t n_block;
+    std::vector<bool> page;
+};
+
 namespace
 {
 
 enum { CANARY_BYTES = 64 };
-constexpr int PAGE = 4096;
+constexpr size_t PAGE = 4096;
+constexpr uint64_t POISON_WORD = POISON * 0x0101010101010101u;
 
 /* The order of a grid's blocks: around it, in steps that meet every one. */
 struct walk {
     uint64_t n, at, step;
+};
+
+/* What stood in a page of the __shared__ variables. */
+struct kept_page {
+    unsigned char *at;
+    unsigned char data[PAGE];
 };
 
 /* A block that waits at grid_wait, with what another would overwrite. */
@@ -47,8 +62,8 @@ struct begun {
     struct walk walk;
     struct block block;
     uint3 idx;
-    unsigned char *dynamic; /* Owner */
-    std::vector<unsigned char> shared;
+    unsigned char *dynamic;               /* Owner */
+    std::vector<struct kept_page> shared; /* of those that it wrote to */
 };
 struct begun begun[BANK_MAX];
 
@@ -58,8 +73,8 @@ void dynamic_shared_new(size_t bytes)
 {
     void *memory;
     if (tsan_is_on()) {
-        memory = mmap(nullptr, SHARED_OPTIN + PAGE, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memory =
+            mmap(nullptr, bytes + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         memory = memory == MAP_FAILED ? nullptr : memory;
     } else {
         const size_t canary = __asan_poison_memory_region == nullptr ? CANARY_BYTES : 0;
@@ -79,7 +94,7 @@ void dynamic_shared_new(size_t bytes)
 void dynamic_shared_free(void)
 {
     if (tsan_is_on()) {
-        munmap(cuda_host_dynamic_shared, SHARED_OPTIN + PAGE);
+        munmap(cuda_host_dynamic_shared, block.call->shared_bytes + PAGE);
     } else {
         free(cuda_host_dynamic_shared);
     }
@@ -108,15 +123,66 @@ void map_anew(void *data, size_t bytes)
     }
 }
 
+/* Whether nothing was written into the page since it was poisoned. */
+bool is_poison(const unsigned char *page)
+{
+    typedef uint64_t words __attribute__((vector_size(16), may_alias));
+    const words poison = {POISON_WORD, POISON_WORD};
+    words differ = {}, differ_next = {};
+    for (size_t i = 0; i < PAGE; i += 4 * sizeof poison) {
+        const words *const at = reinterpret_cast<const words *>(page + i);
+        differ |= (at[0] ^ poison) | (at[1] ^ poison);
+        differ_next |= (at[2] ^ poison) | (at[3] ^ poison);
+    }
+    differ |= differ_next;
+    return (differ[0] | differ[1]) == 0;
+}
+
+/* Between launches all is poison. Within one, what is looked at before a block is the pages that
+ * blocks of its kernel were seen to write to, which are few of those of all kernels; and all of
+ * them before some blocks, and before each for ThreadSanitizer, which takes what an earlier block
+ * wrote for a race. */
+void static_shared_poison(struct shared_use *use, bool is_all)
+{
+    for (size_t i = 0; i < use->page.size(); ++i) {
+        unsigned char *const page = cuda_host_shared_begin + i * PAGE;
+        if ((is_all || use->page[i]) && !is_poison(page)) {
+            use->page[i] = true;
+            if (tsan_is_on()) {
+                map_anew(page, PAGE);
+            }
+            memory_fill(page, POISON, PAGE);
+        }
+    }
+}
+
 void shared_poison(void)
 {
-    const size_t bytes = static_cast<size_t>(cuda_host_shared_end - cuda_host_shared_begin);
+    const uint64_t n = ++block.use->n_block;
+    static_shared_poison(block.use, tsan_is_on() || (n & (n - 1)) == 0);
     if (tsan_is_on()) {
-        map_anew(cuda_host_shared_begin, bytes);
-        map_anew(cuda_host_dynamic_shared, SHARED_OPTIN + PAGE);
+        map_anew(cuda_host_dynamic_shared, block.call->shared_bytes);
     }
-    memory_fill(cuda_host_shared_begin, POISON, bytes);
     memory_fill(cuda_host_dynamic_shared, POISON, block.call->shared_bytes);
+}
+
+/* That of a kernel. */
+struct shared_use *shared_use_get(const void *kernel)
+{
+    static std::unordered_map<const void *, struct shared_use> uses;
+    const size_t bytes = static_cast<size_t>(cuda_host_shared_end - cuda_host_shared_begin);
+    if (uses.empty()) {
+        memory_fill(cuda_host_shared_begin, POISON, bytes);
+    }
+    struct shared_use *const use = &uses[kernel];
+    use->page.resize(bytes / PAGE);
+    return use;
+}
+
+void shared_end(void)
+{
+    static_shared_poison(block.use, true);
+    dynamic_shared_free();
 }
 
 void block_prepare(const struct cuda_host_call *call, int bank)
@@ -124,6 +190,7 @@ void block_prepare(const struct cuda_host_call *call, int bank)
     const dim3 size = call->block;
     const int first_fiber = bank * 2 * BLOCK_MAX;
     block.call = call;
+    block.use = shared_use_get(call->kernel);
     block.bank = bank;
     block.n_thread = static_cast<int>(size.x * size.y * size.z);
     block.n_warp = (block.n_thread + WARP - 1) / WARP;
@@ -203,8 +270,15 @@ void block_keep(struct begun *to, const struct walk *walk)
     memory_copy(&to->block, &block, sizeof block);
     to->idx = cuda_host_block_idx;
     to->dynamic = cuda_host_dynamic_shared;
-    to->shared.resize(static_cast<size_t>(cuda_host_shared_end - cuda_host_shared_begin));
-    memory_copy(to->shared.data(), cuda_host_shared_begin, to->shared.size());
+    to->shared.clear();
+    for (size_t i = 0; i < block.use->page.size(); ++i) {
+        unsigned char *const page = cuda_host_shared_begin + i * PAGE;
+        if (!is_poison(page)) {
+            to->shared.push_back({page, {}});
+            memory_copy(to->shared.back().data, page, PAGE);
+        }
+    }
+    static_shared_poison(block.use, true);
 }
 
 void block_restore(struct begun *from)
@@ -215,10 +289,9 @@ void block_restore(struct begun *from)
     cuda_host_block_dim = block.call->block;
     cuda_host_grid_dim = block.call->grid;
     cuda_host_dynamic_shared = from->dynamic;
-    if (tsan_is_on()) {
-        map_anew(cuda_host_shared_begin, from->shared.size());
+    for (const struct kept_page &page : from->shared) {
+        memory_copy(page.at, page.data, PAGE);
     }
-    memory_copy(cuda_host_shared_begin, from->shared.data(), from->shared.size());
 }
 
 uint64_t common_divisor(uint64_t a, uint64_t b)
@@ -307,13 +380,13 @@ void block_run_grid(const struct cuda_host_call *call, int bank)
         walk_run(&walk, call->grid, false);
     }
     sync_acquire(&sync_end);
-    dynamic_shared_free();
+    shared_end();
 }
 
 void block_forget(int bank)
 {
     if (bank != 0) {
         block_restore(&begun[bank - 1]);
-        dynamic_shared_free();
+        shared_end();
     }
 }
