@@ -358,7 +358,7 @@ static void launched(const char *path, char *names, size_t size)
 {
     FILE *const lines = fopen(path, "r");
     char line[600];
-    char last[60] = "";
+    char last[sizeof line] = "";
     assert_non_null(lines);
     names[0] = '\0';
     while (fgets(line, sizeof line, lines) != NULL) {
@@ -370,7 +370,7 @@ static void launched(const char *path, char *names, size_t size)
         char *const end = at == NULL ? NULL : strstr(at, " rows=");
         if (strncmp(line, "launch\t", 7) == 0 && end != NULL) {
             *end = '\0';
-            assert_true(strlen(at) < sizeof last && strlen(names) + strlen(at) + 2 < size);
+            assert_true(strlen(names) + strlen(at) + 2 < size);
             if (strcmp(at, last) != 0) {
                 (void)snprintf(names + strlen(names), size - strlen(names), " %s", at);
             }
