@@ -22,7 +22,7 @@ const struct check_row check_rows[] = {
     {"attention", check_attention, 30, false}, /* with kv_store */
     {"attention_bf16", check_attention_bf16, 20, false},
     {"attention_long", check_attention_long, 12, false},
-    {"attention_many", check_attention_many, 30, false},
+    {"attention_many", check_attention_many, 20, false},
     {"span_attention", check_span_attention, 40, false},
     {"pkm_search", check_pkm_search, 60, false},
     {"pkm_search_many", check_pkm_search_many, 20, false},

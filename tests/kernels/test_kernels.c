@@ -42,15 +42,15 @@ struct subject {
 /* avx512-pairs and -wide are what avx512 chooses from by machine: how BF16 weights are multiplied.
  */
 static const struct subject subjects[] = {
-    {"ref", NULL, 10, NULL, NULL, NULL},           {"plain", NULL, 50, NULL, NULL, NULL},
+    {"ref", NULL, 10, NULL, NULL, NULL},          {"plain", NULL, 50, NULL, NULL, NULL},
 #if defined(__x86_64__)
-    {"avx2", NULL, 50, NULL, NULL, NULL},          {"amx", NULL, 100, NULL, NULL, NULL},
-    {"avx512-pairs", NULL, 100, NULL, NULL, NULL}, {"avx512-wide", NULL, 50, NULL, NULL, NULL},
+    {"avx2", NULL, 50, NULL, NULL, NULL},         {"amx", NULL, 100, NULL, NULL, NULL},
+    {"avx512-pairs", NULL, 50, NULL, NULL, NULL}, {"avx512-wide", NULL, 50, NULL, NULL, NULL},
 #elif defined(__aarch64__)
     {"neon", NULL, 50, NULL, NULL, NULL},       {"neon-dot", NULL, 50, NULL, NULL, NULL},
     {"neon-bf16", NULL, 100, NULL, NULL, NULL},
 #endif
-    {"cuda", "forward", 5, "1", "1", "1"},         {"cuda", "reverse", 5, "0", "0", "0"},
+    {"cuda", "forward", 5, "1", "1", "1"},        {"cuda", "reverse", 5, "0", "0", "0"},
     {"cuda", "random", 5, "0", "1", "1"},
 };
 enum { N_SUBJECT = sizeof subjects / sizeof *subjects };
