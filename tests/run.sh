@@ -8,6 +8,7 @@
 # B is the folder, PKMSERVE the program. With TEST_DEVICE the tests of the engine run on that backend
 # alone, else on ref and cpu. RUN is a command that runs the C programs: an emulator. TEST_JOBS areas run side by side (1); each is shown when it is over. The Python tests of the
 # server mostly wait for it: WORKERS of their files run side by side where pytest-xdist is installed.
+# As others run beside them, their servers compute with one thread, or PKMSERVE_THREADS: several would wait for each other.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 build=$1
@@ -64,8 +65,11 @@ run_python() {
     local name=$1 command status
     shift
     command=("$python" -m pytest -q -rs -p no:cacheprovider)
-    if [[ $name == server* ]] && "$python" -c 'import xdist' 2>/dev/null; then
-        command+=(-n "$WORKERS" --dist loadfile)
+    if [[ $name == server* ]]; then
+        command=(env PKMSERVE_THREADS="${PKMSERVE_THREADS:-1}" "${command[@]}")
+        if "$python" -c 'import xdist' 2>/dev/null; then
+            command+=(-n "$WORKERS" --dist loadfile)
+        fi
     fi
     command+=("$@")
     "${command[@]}" >"$output" 2>&1

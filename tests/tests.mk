@@ -146,7 +146,7 @@ test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSani
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
 	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) BARE_ISAS=avx2 \
 	    SANITIZE=thread OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
-	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_BACKEND="cpu-plain cpu-amx cuda" CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=80 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	@PKMSERVE_THREADS=2 TEST_DEVICE=cpu TEST_FEW=1 CHECK_BACKEND="cpu-plain cpu-amx cuda" CHECK_ORDER=forward CHECK_PERCENT=1 CHECK_SEED=80 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/tsan $(TSAN_KERNELS) $(TSAN_ENGINE) $(TSAN_SERVER)
 
 # ---- fuzzing -------------------------------------------------------------------------------------

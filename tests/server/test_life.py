@@ -144,7 +144,7 @@ def test_idle_server_ends_with_0(number):
 
 
 def test_drain_finishes_what_runs():
-    with Server("--drain-delay-s", "4", "--shutdown-timeout-s", str(LONG_S), model=UNBOUNDED) as s:
+    with Server("--drain-delay-s", "4", "--shutdown-timeout-s", str(LONG_S), "--threads", "1", model=UNBOUNDED) as s:
         stream = in_background(lambda: s.post("/generate", {**SECONDS, "stream": True}, LONG_S))
         whole = in_background(lambda: s.post("/generate", SECONDS, LONG_S))
         kept = s.connect()
@@ -167,7 +167,7 @@ def test_drain_finishes_what_runs():
 
 
 def test_after_the_delay_new_work_is_refused_and_old_work_goes_on():
-    with Server("--drain-delay-s", "0", "--shutdown-timeout-s", str(LONG_S), model=UNBOUNDED) as s:
+    with Server("--drain-delay-s", "0", "--shutdown-timeout-s", str(LONG_S), "--threads", "1", model=UNBOUNDED) as s:
         running = in_background(lambda: s.post("/generate", SECONDS, LONG_S))
         eventually(lambda: s.metric("num_requests_running") == 1, "running")
         kept = s.connect()
