@@ -15,20 +15,8 @@
 
 struct machine_rate {
     double read_bytes_per_s; /* plain read of a large array by all threads; 0 = not measured */
-    double flops_f32_per_s;  /* peak of the F32 multiply-add this backend uses */
-    double flops_bf16_per_s; /* same for BF16 and F16; 0 where it has no such instruction */
-    double ops_int8_per_s;   /* same for INT8, two for a multiply-add */
+    double peak_per_s; /* of the multiply-add for weights of a type, which counts two; 0 likewise */
 };
-
-/* The peak for weights of that type. A type without an instruction of its own is computed as
- * F32. */
-static inline double machine_peak(const struct machine_rate *rate, enum dtype dtype)
-{
-    const double own = dtype == DTYPE_I8                           ? rate->ops_int8_per_s
-                       : dtype == DTYPE_BF16 || dtype == DTYPE_F16 ? rate->flops_bf16_per_s
-                                                                   : 0;
-    return own > 0 ? own : rate->flops_f32_per_s;
-}
 
 /* ---- the table ---------------------------------------------------------------------------- */
 
@@ -73,8 +61,9 @@ struct backend_ops {
     enum err_code (*finish)(struct backend *be, struct step *step, struct err *err);
     /* Computes by fast_path[i] from now on, or without it. No step is open. */
     void (*fast_path_use)(struct backend *be, int i, bool is_used);
-    /* Measures for about half a second. */
-    void (*measure)(struct backend *be, struct machine_rate *rate);
+    /* Measures for about a third of a second, the peak for weights of that type. One without an
+     * instruction of its own is computed as F32. */
+    void (*measure)(struct backend *be, enum dtype dtype, struct machine_rate *rate);
 
     struct op_table compute; /* called by op.c alone */
 };

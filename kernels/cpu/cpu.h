@@ -195,7 +195,7 @@ struct cpu_isa {
 };
 /* The kernels of the instruction set isa, or of the machine's best one if isa is NULL. */
 enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err *err);
-void cpu_measure(struct backend *be, struct machine_rate *rate);
+void cpu_measure(struct backend *be, enum dtype dtype, struct machine_rate *rate);
 
 /* weight.c */
 enum err_code cpu_weight_new(struct backend *be, struct weight **weight, const struct tensor *host,

@@ -191,7 +191,7 @@ enum err_code machine_kernels(struct cpu_isa *found, const char *isa, struct err
 enum {
     READ_BYTES = 256 << 20, /* larger than a core's share of any cache */
     READ_PIECE = 1 << 20,
-    MEASURE_MS = 150, /* for each of the four rates */
+    MEASURE_MS = 150, /* for each rate */
 };
 
 struct measure {
@@ -263,9 +263,6 @@ static double measure_read(struct cpu_backend *cpu)
 
 static double measure_peak(struct cpu_backend *cpu, void (*peak)(int64_t n, double *flops))
 {
-    if (peak == NULL) {
-        return 0;
-    }
     enum { ROUNDS = 1 << 18, ITEMS_PER_THREAD = 8 };
     double flops = 0;
     peak(1, &flops);
@@ -274,15 +271,17 @@ static double measure_peak(struct cpu_backend *cpu, void (*peak)(int64_t n, doub
     return mean_rate(cpu, n_item, flops * ROUNDS * n_item, run_peak, &m);
 }
 
-void cpu_measure(struct backend *be, struct machine_rate *rate)
+void cpu_measure(struct backend *be, enum dtype dtype, struct machine_rate *rate)
 {
     struct cpu_backend *const cpu = cpu_of(be);
-    rate->read_bytes_per_s = measure_read(cpu);
-    rate->flops_f32_per_s = measure_peak(cpu, cpu->simd->peak_f32);
+    const struct simd_kernels *const simd = cpu->simd;
+    const bool is_amx = cpu->bf16 == GEMM_AMX;
     /* The instruction for pairs is measured even where it is not used: there pairs are widened, and
      * products exceed its rate. */
-    rate->flops_bf16_per_s =
-        measure_peak(cpu, cpu->bf16 == GEMM_AMX ? cpu->simd->peak_amx : cpu->simd->peak_bf16);
-    rate->ops_int8_per_s =
-        measure_peak(cpu, cpu->bf16 == GEMM_AMX ? cpu->simd->peak_amx_int8 : cpu->simd->peak_int8);
+    void (*const peak)(int64_t n, double *flops) =
+        dtype == DTYPE_BF16 || dtype == DTYPE_F16 ? (is_amx ? simd->peak_amx : simd->peak_bf16)
+        : dtype == DTYPE_I8                       ? (is_amx ? simd->peak_amx_int8 : simd->peak_int8)
+                                                  : NULL;
+    rate->read_bytes_per_s = measure_read(cpu);
+    rate->peak_per_s = measure_peak(cpu, peak != NULL ? peak : simd->peak_f32);
 }

@@ -99,7 +99,7 @@ void launch_held(struct cuda *cu);
 #define LAUNCH_OP(op) op_##op##_fn launch_##op;
 OP_LIST(LAUNCH_OP)
 
-void measure_rates(struct backend *be, struct machine_rate *rate);
+void measure_rates(struct backend *be, enum dtype dtype, struct machine_rate *rate);
 /* The compute capability that the kernels in use were compiled for, before any translation: 90 is
  * 9.0. An error where the library has none for the device. */
 cudaError_t measure_code_version(int *version);

@@ -140,7 +140,7 @@ cudaError_t measure_code_version(int *version)
     return status;
 }
 
-void measure_rates(struct backend *be, struct machine_rate *rate)
+void measure_rates(struct backend *be, enum dtype dtype, struct machine_rate *rate)
 {
     *rate = {};
     struct cuda *const cu = cuda_of(be);
@@ -155,7 +155,7 @@ void measure_rates(struct backend *be, struct machine_rate *rate)
     work.block[0] = static_cast<char *>(blocks);
     work.block[1] = work.block[0] + work.bytes;
     rate->read_bytes_per_s = rate_of(&work, copy_rounds);
-    rate->flops_f32_per_s = rate_of(&work, fma_rounds);
-    rate->flops_bf16_per_s = rate_of(&work, mma_rounds);
+    rate->peak_per_s =
+        rate_of(&work, dtype == DTYPE_BF16 || dtype == DTYPE_F16 ? mma_rounds : fma_rounds);
     resource_buffer_free(be, blocks);
 }

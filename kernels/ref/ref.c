@@ -67,9 +67,10 @@ static enum err_code ref_step_new(struct backend *be, struct step **step,
 /* ---- the table ------------------------------------------------------------------------------ */
 
 /* Not measured: the specification is slow on purpose. */
-static void ref_measure(struct backend *be, struct machine_rate *rate)
+static void ref_measure(struct backend *be, enum dtype dtype, struct machine_rate *rate)
 {
     (void)be;
+    (void)dtype;
     *rate = (struct machine_rate){0};
 }
 

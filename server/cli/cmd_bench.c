@@ -208,9 +208,9 @@ static enum err_code run_round(struct bench *bench, int round, struct err *err)
 {
     struct machine_rate rate = {0};
     if (round >= 0) {
-        bench->be->op->measure(bench->be, &rate);
+        bench->be->op->measure(bench->be, bench->info->dtype, &rate);
         bench->read_rate[round] = rate.read_bytes_per_s;
-        bench->peak_rate[round] = machine_peak(&rate, bench->info->dtype);
+        bench->peak_rate[round] = rate.peak_per_s;
     }
     uint64_t hash = FNV_BEGIN;
     for (int k = 0; k < bench->n_kind; k++) {

@@ -462,11 +462,13 @@ static void bench_steps(const struct bench *b, const struct bench_rows *decode,
 static void bench_rates(const struct bench *b)
 {
     struct machine_rate rate = {0};
-    b->be->op->measure(b->be, &rate);
+    struct machine_rate of_bf16 = {0};
+    b->be->op->measure(b->be, DTYPE_F32, &rate);
+    b->be->op->measure(b->be, DTYPE_BF16, &of_bf16);
     (void)printf("{\"part\":\"rates\",\"backend\":\"%s\",\"description\":\"%s\","
                  "\"read_bytes_per_s\":%.4g,\"flops_f32_per_s\":%.4g,\"flops_bf16_per_s\":%.4g}\n",
-                 b->be->name, b->be->description, rate.read_bytes_per_s, rate.flops_f32_per_s,
-                 rate.flops_bf16_per_s);
+                 b->be->name, b->be->description, rate.read_bytes_per_s, rate.peak_per_s,
+                 of_bf16.peak_per_s);
     (void)fflush(stdout);
 }
 
