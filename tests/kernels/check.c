@@ -573,6 +573,9 @@ void check_run_case(struct check *c, const struct check_row *row, uint64_t seed)
     c->has_failed = false;
     c->is_plain = check_chance(c, 0.4);
     c->n_case++;
+    if (c->reopen != NULL) {
+        c->reopen(c, c->subject);
+    }
     row->run(c);
     check_release(c, 0);
     for (; c->n_weight > 0; c->n_weight--) {

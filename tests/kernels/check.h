@@ -38,6 +38,10 @@ struct block {
 
 struct check {
     struct backend *side[SIDE_N]; /* Borrowed: opened by the test */
+    /* Opens the sides anew before each case, so that each has the scratch memory that its own
+     * weights and steps asked for, and no more; NULL: all cases share them */
+    void (*reopen)(struct check *c, const void *subject);
+    const void *subject;
     const struct check_row *row;
     uint64_t seed; /* of the running case */
     uint64_t rng;

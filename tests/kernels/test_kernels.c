@@ -129,6 +129,13 @@ static void sides_close(struct check *c)
     }
 }
 
+static void sides_reopen(struct check *c, const void *subject)
+{
+    sides_close(c);
+    memset(c->side, 0, sizeof c->side);
+    CHECK(sides_open(c, subject, NULL) == ERR_OK);
+}
+
 static void run_one_case(struct check *c, const char *only, const char *seed)
 {
     for (const struct check_row *row = check_rows; row->name != NULL; row++) {
@@ -145,6 +152,8 @@ static void test_subject(void **state)
     struct check *const c = calloc(1, sizeof *c);
     assert_non_null(c);
     c->is_double = subject->order != NULL;
+    c->reopen = subject->order == NULL ? sides_reopen : NULL;
+    c->subject = subject;
     struct err err = {0};
     const enum err_code code = is_wanted(subject) ? sides_open(c, subject, &err) : ERR_UNSUPPORTED;
     if (code == ERR_UNSUPPORTED) {
