@@ -254,8 +254,7 @@ static void take_rows(struct engine *engine, const struct batch *batch,
     struct item *const item = seq->item;
     seq->has_begun = false;
     if (has_ended(item)) {
-        loop_remove(engine, seq); /* an earlier window of its item has failed */
-        return;
+        return; /* an earlier window of its item has failed */
     }
     const struct sequence_result result = sequence_consume(
         rows, batch->step, model_info(engine->model), engine->text, engine->text_max);
@@ -289,7 +288,7 @@ static void take(struct engine *engine, const struct batch *batch, int64_t now_u
     }
     for (int i = engine->n_active - 1; i >= 0; i--) {
         if (has_ended(engine->active[i]->item)) {
-            loop_remove(engine, engine->active[i]); /* of an item whose other window has failed */
+            loop_remove(engine, engine->active[i]); /* of an item of which a window has failed */
         }
     }
     /* A failed item may have been the last one that the queue still held windows of. */

@@ -160,6 +160,18 @@ def test_what_is_no_number_is_an_error_500(tmp_path):
         assert s.metric('requests_cancelled_total{stage="score"}') == 0
 
 
+def test_the_windows_of_a_text_end_with_the_first_that_fails(tmp_path):
+    """Those in the same step, those that are admitted but not in it, and those that wait."""
+    model = without_numbers_at(40, DEMO, tmp_path / "model")
+    with Server("--max-seqs", "8", "--max-batch-tokens", "64", model=str(model)) as s:
+        windows = {"max_context": 60, "stride": 10}
+        for texts in ([300] * 400, [[300] * 30, [300] * 400, [300] * 400]):
+            error_of(s.post("/score", {"tokens": texts, **windows}), 500, "numerical_error")
+            eventually(lambda: s.metric("kv_cache_usage_perc") == s.metric("num_requests_running") == 0,
+                       "no page is held")
+            s.ok("/score", {"tokens": [300] * 400, "max_context": 39, "stride": 10})
+
+
 @pytest.mark.skipif(bool({"asan", "tsan"} & set(PROGRAM.split("/"))),
                     reason="a sanitizer needs all of the address space")
 def test_a_large_answer_takes_no_memory_of_its_own():
