@@ -55,10 +55,10 @@ static void print_count(int64_t count)
 
 static void print_figure(double figure)
 {
-    if (isfinite(figure)) {
-        printf(" %10.4f", figure);
-    } else {
+    if (isnan(figure)) {
         printf(" %10s", "-");
+    } else {
+        printf(" %10.4f", figure);
     }
 }
 

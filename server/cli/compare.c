@@ -72,7 +72,9 @@ struct compare_figures compare_figures_of(struct compare_sums *sums)
         .n = sums->n,
         .perplexity = exp(-sums->logprob / n),
         .reference_perplexity = exp(-sums->reference_logprob / n),
-        .worse_percent = 100 * expm1((sums->reference_logprob - sums->logprob) / n),
+        .worse_percent = sums->reference_logprob == sums->logprob /* both infinite, too */
+                             ? 0
+                             : 100 * expm1((sums->reference_logprob - sums->logprob) / n),
         .kl_mean = total / n,
         .kl_p99 = sums->kl[(sums->n * 99 + 99) / 100 - 1],
         .kl_max = sums->kl[sums->n - 1],

@@ -35,10 +35,10 @@ int64_t score_n_prompt(const struct score_job *job)
     return n;
 }
 
-/* NaN where the figure is not defined: nothing scored, an impossible token, an unknown count. */
+/* Infinite with an impossible token; NaN where nothing was scored, or a count is not known. */
 void score_figures_derive(struct score_figures *f)
 {
-    const double nll = f->impossible ? (double)NAN : -f->sum_logprob;
+    const double nll = -f->sum_logprob;
     const double ln2 = 0.693147180559945309417232121458176568;
     f->accuracy = f->n_scored > 0 ? (double)f->n_best / (double)f->n_scored : (double)NAN;
     f->mean_nll = f->n_scored > 0 ? nll / (double)f->n_scored : (double)NAN;

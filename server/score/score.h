@@ -121,7 +121,8 @@ bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
 /* ---- figures (score.c) ---------------------------------------------------------------------- */
 
 /* Counts and sums of one result, or pooled over results. A count of -1 is unknown (ids without a
- * tokenizer); a figure that is not defined is NaN. */
+ * tokenizer); a figure that is not defined is NaN, and with an impossible token figures are
+ * infinite. */
 struct score_figures {
     int64_t n_items, n_tokens, n_scored, n_bytes, n_chars, n_words;
     int64_t n_unk;  /* of n_tokens: unknown to the vocabulary */

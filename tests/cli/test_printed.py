@@ -6,10 +6,14 @@ import os
 import pty
 import re
 import subprocess
+import sys
 
 import pytest
 
 from cli_harness import LIMIT_S, MODEL, PROGRAM, ROOT, ok, run
+
+sys.path.insert(0, str(ROOT / "tests"))
+from broken_model import with_output_bias  # noqa: E402
 
 GOLDEN = ROOT / os.environ.get("B", "build") / "golden"
 TEXT = "The cat sat on the mat, and the dog looked on. It was dark, and the wind blew.\n"
@@ -50,6 +54,21 @@ def test_score_prints_the_figures_of_the_evaluator(arguments, wanted):
     told["nll"] = -told["sum_logprob"]
     told["accuracy"] = 100 * (told.get("accuracy") or 0)
     assert wanted.format(**told) in ok("score", "--windows", *arguments, stdin=TEXT).splitlines()
+
+
+def test_an_impossible_token_makes_figures_infinite(tmp_path):
+    """As the evaluators print them; nor is a model far from itself where both are infinite."""
+    model = with_output_bias(300, float("-inf"), MODEL, tmp_path / "model")  # " saw"
+    (tmp_path / "a").write_text("A boy saw a cat. He was happy.")
+    (tmp_path / "b").write_text("She ran home.")
+    a, b, both = ok("score", "--model", model, tmp_path / "a", tmp_path / "b").splitlines()[1:]
+    assert a.split()[4:8] == both.split()[4:8] == ["inf"] * 4 and "inf" not in b
+    for windows, told in (("lm-eval", "word_perplexity inf, byte_perplexity inf, bits_per_byte inf"),
+                          ("sparse-memory-lm", "loss inf, ppl inf, word ppl inf, nll inf, 9 predicted")):
+        assert ok("score", "--model", model, "--windows", windows, tmp_path / "a").endswith(told + "\n")
+    assert "perplexity  inf, reference inf: +0.0000 %" in ok("compare", "--model", model, tmp_path / "a")
+    one_is = run("compare", "--model", model, "--against", MODEL, tmp_path / "a")
+    assert one_is.returncode == 1 and "a mean KL of inf nats per token" in one_is.stderr
 
 
 def test_generate_tells_a_terminal_how_fast_it_was():
