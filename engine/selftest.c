@@ -83,10 +83,11 @@ static double shown(float logprob)
     return isnan(logprob) ? (double)NAN : (double)logprob;
 }
 
-static enum err_code check_finite(const struct probe *probe, const char *how, struct err *err)
+/* Minus infinity is one: the token is impossible. */
+static enum err_code check_numbers(const struct probe *probe, const char *how, struct err *err)
 {
     for (int i = 0; i < probe->n; i++) {
-        if (!isfinite(probe->logprob[i])) {
+        if (isnan(probe->logprob[i]) || probe->logprob[i] == INFINITY) {
             return err_set(err, ERR_NUMERICAL,
                            "self-test: log-probability %g at position %d %s: the model's weights "
                            "are damaged or out of range; start with --check to find them",
@@ -96,13 +97,13 @@ static enum err_code check_finite(const struct probe *probe, const char *how, st
     return ERR_OK;
 }
 
-/* Whether both have the same bits; with fast_math, whether both are finite. */
+/* Whether both have the same bits; with fast_math, whether both are numbers. */
 static enum err_code compare(const struct selftest *test, const struct probe *whole,
                              const struct probe *other, const char *first, const char *how,
                              struct err *err)
 {
     if (test->fast_math) {
-        return check_finite(other, how, err);
+        return check_numbers(other, how, err);
     }
     for (int i = 0; i < whole->n; i++) {
         if (memcmp(&whole->logprob[i], &other->logprob[i], sizeof(float)) != 0) {
@@ -240,7 +241,7 @@ static enum err_code compare_drawn(const struct selftest *test, int n, struct er
     probe_begin(&alone, n, 0, model_info(test->model)->n_vocab, 1);
     beside = alone;
     if (run_drawn(test, &alone, false, err) != ERR_OK ||
-        check_finite(&alone, "when drawn", err) != ERR_OK ||
+        check_numbers(&alone, "when drawn", err) != ERR_OK ||
         run_drawn(test, &beside, true, err) != ERR_OK) {
         return err->code;
     }
@@ -286,7 +287,9 @@ static float mean_difference(const struct probe *a, const struct probe *b, int f
 {
     float sum = 0;
     for (int i = first; i < a->n; i++) {
-        sum += fabsf(a->logprob[i] - b->logprob[i]);
+        const float x = a->logprob[i];
+        const float y = b->logprob[i];
+        sum += x == y ? 0 : fabsf(x - y); /* both infinite, too */
     }
     return sum / (float)(a->n - first);
 }
@@ -465,7 +468,7 @@ enum err_code selftest_run(const struct selftest *test, struct err *err)
     if (run_rows(test, &whole, 0, n, err) != ERR_OK) {
         return err->code;
     }
-    if (check_finite(&whole, "when computed whole", err) != ERR_OK) {
+    if (check_numbers(&whole, "when computed whole", err) != ERR_OK) {
         return err->code;
     }
 

@@ -6,9 +6,9 @@
  * The self-test: a fixed short text is computed whole, in chunks, and together with another text;
  * where drawn tokens are computed apart, its last tokens also as if they had been drawn, alone and
  * together with as many others as may run, with rows of prompts in between. All results of a kind
- * must be finite and agree to the bit; otherwise the results of this machine, build or model would
- * depend on which other requests run, and the engine does not start. With fast_math they may depend
- * on that, and only have to be finite. Before it the fast paths that the backend has are tried,
+ * must be numbers, or minus infinity, and agree to the bit; otherwise the results of this machine,
+ * build or model would depend on which other requests run, and the engine does not start. With
+ * fast_math they may depend on that. Before it the fast paths that the backend has are tried,
  * together first. Where the self-test or the probe does not pass with them, all is tested again
  * without.
  *
@@ -35,7 +35,8 @@ struct selftest {
  * backend's error, if any. */
 enum err_code selftest_warm_up(const struct selftest *test, struct err *err);
 /* Whether the backend computes the same bits for a text whole, in chunks and together with another,
- * all of them finite; with fast_math only the latter. ERR_NUMERICAL, or the backend's own error. */
+ * all of them numbers; with fast_math only the latter. ERR_NUMERICAL, or the backend's own
+ * error. */
 enum err_code selftest_run(const struct selftest *test, struct err *err);
 /* Tries the fast paths that the backend uses: a text is computed without any, as a prompt and as
  * drawn tokens, then by the exact ones together, which must give the same bits, then by the others

@@ -81,10 +81,14 @@ def computed(program, directory, tokens, dtype):
         done = subprocess.run(command, input=request, capture_output=True, text=True, env=environment)
         if done.returncode != 0:
             return None, (done.stderr.strip().splitlines() or ["%s: status %d" % (program, done.returncode)])[-1]
-        found = [float(token["logprob"]) for token in json.loads(done.stdout)["results"][0]["tokens"][1:]]
+        told = json.loads(done.stdout)["results"][0]["tokens"][1:]
+        impossible = [token["id"] for token in told if token.get("impossible")]
+        if impossible:
+            return None, "the model holds token %d, which the probe has, for impossible" % impossible[0]
+        found = [float(token["logprob"]) for token in told]
     except OSError as fault:
         return None, "%s: %s" % (program, fault.strerror)
-    except (ValueError, LookupError, TypeError):  # another program, or another version's answer
+    except (ValueError, LookupError, TypeError, AttributeError):  # another program, or another version's answer
         found = []
     if len(found) != len(tokens) - 1:
         return None, "%s: %d log-probabilities expected in what it writes, got %d" % (

@@ -6,12 +6,16 @@ Rerun one: /usr/bin/python3 -m pytest tests/convert/test_model_sums.py -k 'probe
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 
 import pytest
 import torch_writer as tw
 from convert_harness import PROGRAM, ROOT, convert
+
+sys.path.insert(0, str(ROOT / "tests"))
+from broken_model import write_at  # noqa: E402
 
 PKMSERVE = os.environ.get("PKMSERVE", str(ROOT / "build" / "pkmserve"))
 WRITER = PROGRAM.parent / "identity.py"
@@ -115,6 +119,17 @@ def test_a_text_of_one_token_has_no_probe(tmp_path):
     done = convert(source, "--output", tmp_path / "m", "--program", PKMSERVE)
     assert done.status == 0 and "no probe of what the model computes: a text of two tokens does not fit" in done.out
     assert served(tmp_path / "m")[0] == 0
+
+
+def test_a_token_that_is_impossible_leaves_no_probe(tmp_path):
+    from identity import probe_tokens
+    model, _ = converted(tmp_path, "--program", PKMSERVE)
+    token = probe_tokens(model)[1]
+    write_at(model, "pred_layer.proj.bias", token, lambda n: struct.pack("<f", float("-inf")))
+    done = subprocess.run([sys.executable, WRITER, model, "--program", PKMSERVE], capture_output=True, text=True)
+    due = "identity: %s: no probe: the model holds token %d, which the probe has, for impossible\n" % (model, token)
+    assert (done.returncode, done.stderr) == (1, due)
+    assert "# probe" not in (model / "model.sha256").read_text()
 
 
 def test_the_file_is_written_anew_for_a_model_that_was_changed(tmp_path):

@@ -1,15 +1,18 @@
 """What every route says of a token that the model holds for impossible: its logit, and so its log-probability, is minus
 infinity."""
 
+import itertools
 import json
 import os
+import shutil
+import struct
 import sys
 
 import pytest
 from server_harness import DEMO, ROOT, Server
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
-from broken_model import with_output_bias  # noqa: E402
+from broken_model import with_output_bias, write_at  # noqa: E402
 
 WORD, TOKEN = " saw", 300
 NULL = ("sum_logprob", "mean_nll", "perplexity", "bits_per_token", "bits_per_byte", "min_logprob")
@@ -28,6 +31,27 @@ def expect_impossible(result):
     assert [name for name in NULL if result[name] is not None] == []
     assert (result["tokens"][1]["logprob"], result["tokens"][1]["impossible"]) == (None, True)
     assert result["tokens"][2]["logprob"] < 0 and "impossible" not in result["tokens"][2]
+
+
+def test_a_model_of_three_tokens(tmp_path):
+    """It starts, as its self-test meets impossible tokens; and no way to draw finds another one."""
+    model, kept = shutil.copytree(DEMO, tmp_path / "model"), (261, 262, TOKEN)
+    for token in range(4096):
+        if token not in kept:
+            write_at(model, "pred_layer.proj.bias", token, lambda n: struct.pack("<f", float("-inf")))
+    os.remove(os.path.join(model, "model.sha256"))
+    with Server(model=str(model)) as s:
+        for temperature, top_k, top_p, typical_p in itertools.product((0, 0.01, 2), (0, 2, 50), (1, 0.5), (1, 0.5)):
+            body = {"prompt": [261], "max_tokens": 10, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+                    "typical_p": typical_p, "logprobs": 4, "seed": 1}
+            choice = s.ok("/generate", body)["choices"][0]
+            assert set(choice["token_ids"]) <= set(kept), body
+            for token in choice["logprobs"]:
+                assert token["logprob"] <= 0
+                assert [top.get("impossible", False) for top in token["top"]] == [False] * 3 + [True], token
+        scored = s.ok("/score", {"tokens": [261, 262, TOKEN], "entropy": True, "logprobs": 0})["results"][0]
+        first, second = scored["tokens"][1:]
+        assert 0 < first["entropy"] < 1.1 and 0 < second["entropy"] < 1.1  # of three tokens at most ln 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -80,6 +104,6 @@ def test_drawn_where_nothing_else_may_be(server):
 
 
 def test_tgi(server):
-    body = {"inputs": "A boy" + WORD, "parameters": {"max_new_tokens": 1, "details": True, "decoder_input_details": True}}
-    prefill = server.ok("/generate", body)["details"]["prefill"]
+    parameters = {"max_new_tokens": 1, "details": True, "decoder_input_details": True}
+    prefill = server.ok("/generate", {"inputs": "A boy" + WORD, "parameters": parameters})["details"]["prefill"]
     assert prefill[-1]["id"] == TOKEN and prefill[-1]["logprob"] is None
