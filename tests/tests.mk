@@ -121,11 +121,14 @@ TSAN_SERVER := server/test_bits.py server/test_life.py server/test_stream.py
 
 # What it is slow at and other tests of it cover is left out: the checker's own tests, the orders of the double's
 # threads, whole forwards of the demo model, the engine on the reference backend, whose ops the kernels' tests run.
-# Tests of single CUDA kernels, and of models on them, whose ops the checker runs, are for releases (ASAN_ALL=1).
+# Tests of single CUDA kernels, and of models on them, whose ops the checker runs, and of hundreds of megabytes of JSON are for
+# releases (ASAN_ALL=1).
 ASAN_ALL ?=
-ASAN_LEFT_OUT := test_checker test_cuda_linear $(if $(ASAN_ALL),,test_cuda_attention_mma test_cuda_rounded test_cuda_split)
+ASAN_LEFT_OUT := test_checker test_cuda_linear \
+    $(if $(ASAN_ALL),,test_cuda_attention test_cuda_attention_mma test_cuda_rounded test_cuda_split)
 ASAN_KERNELS := $(filter-out $(ASAN_LEFT_OUT:%=kernels/%),$(patsubst tests/%.c,%,$(wildcard tests/kernels/test_*.c)))
-ASAN_MODELS := $(filter-out models/test_parity $(if $(ASAN_ALL),,models/test_cuda_model),$(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
+ASAN_MODELS := $(filter-out models/test_parity $(if $(ASAN_ALL),,models/test_cuda_model models/test_json_file), \
+    $(patsubst tests/%.c,%,$(wildcard tests/models/test_*.c)))
 ASAN_SERVER := $(basename $(wildcard tests/server/test_*.c)) \
     $(filter-out %/test_cuda.py $(addprefix tests/,$(TSAN_SERVER)),$(wildcard tests/server/test_*.py)) \
     tests/cli/test_options.py
