@@ -42,6 +42,8 @@ def test_documents_of_the_table_know_every_option(tmp_path):
         ok("help", *c.split()) for c in COMMANDS + MEMORY), re.M))
     man, bash, zsh, fish = (ok("help", kind) for kind in ("man", "bash", "zsh", "fish"))
     assert man.startswith(".TH PKMSERVE 1 ")
+    assert [name for name in re.findall("^.SH (.*)$", man, re.M) if not name.startswith("OPTIONS OF ")] == \
+        ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS"]
     for flag in flags:
         assert r".B \-\-%s" % flag.replace("-", r"\-") in man and "--%s " % flag in bash
         assert "'--%s[" % flag in zsh and "' -l %s " % flag in fish
