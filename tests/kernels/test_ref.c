@@ -122,7 +122,7 @@ static void test_table_in_place_may_be_unaligned(void **state)
                                        DTYPE_F32, PLACEMENT_MMAP, 1);
     int32_t slot = 1;
     float share = 1;
-    float y[2];
+    float y[2] = {0};
     const struct tensor none = {0};
     op_pkm_read(be, rows_of(y, 1, 2), none, tensor_make(&slot, 1, 1, DTYPE_I32),
                 rows_of(&share, 1, 1), w, NULL);
@@ -141,7 +141,7 @@ static void test_norm_by_hand(void **state)
     const float beta[4] = {0, 0, 10, 0};
     const float root = 2.2360680f;
     const float expected[4] = {-1.5f / root, -1 / root, 10 + 0.5f / root, -1.5f / root};
-    float y[4];
+    float y[4] = {0};
     op_norm(be, rows_of(y, 1, 4), rows_of(x, 1, 4), rows_of(gamma, 1, 4), rows_of(beta, 1, 4),
             3.75f);
     expect_floats("y", expected, y, 4, 1e-6);
@@ -155,7 +155,7 @@ static void test_norm_of_a_large_mean(void **state)
     const float one[4] = {1, 1, 1, 1};
     const float zero[4] = {0};
     const float expected[4] = {-1, 1, -1, 1};
-    float y[4];
+    float y[4] = {0};
     op_norm(be, rows_of(y, 1, 4), rows_of(x, 1, 4), rows_of(one, 1, 4), rows_of(zero, 1, 4),
             1e-12f);
     expect_floats("y", expected, y, 4, 1e-6);
@@ -182,7 +182,7 @@ static void test_linear_by_hand(void **state)
     const float bias[2] = {10, 1};
     struct weight *const weight =
         weight_of(rows_of(w, 2, 3), WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1);
-    float y[2];
+    float y[2] = {0};
     op_linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, rows_of(bias, 1, 2), ACT_NONE);
     expect_floats("with bias", (const float[2]){13, -1.5f}, y, 2, 0);
     op_linear(be, rows_of(y, 1, 2), rows_of(x, 1, 3), weight, rows_of(bias, 1, 2), ACT_RELU);
@@ -202,7 +202,7 @@ static void test_gelu_is_the_exact_one(void **state)
         weight_of(rows_of(&one, 1, 1), WEIGHT_MATRIX, DTYPE_F32, PLACEMENT_DEVICE, 1);
     const float x[6] = {0, 1, -1, 2, -3, -10};
     const float expected[6] = {0, 0.84134475f, -0.15865525f, 1.9544997f, -0.0040496941f, 0};
-    float y[6];
+    float y[6] = {0};
     const struct tensor none = {0};
     op_linear(be, rows_of(y, 6, 1), rows_of(x, 6, 1), weight, none, ACT_GELU);
     expect_floats("gelu", expected, y, 6, 2e-7);
@@ -283,7 +283,7 @@ static void test_int8_linear_by_hand(void **state)
     const float x[4] = {2, 1, 0, 1e-31f}; /* the second row is below what counts */
     struct weight *const weight =
         weight_of(rows_of(w, 1, 2), WEIGHT_MATRIX, DTYPE_I8, PLACEMENT_DEVICE, 1);
-    float y[2];
+    float y[2] = {0};
     const struct tensor none = {0};
     op_linear(be, rows_of(y, 2, 1), rows_of(x, 2, 2), weight, none, ACT_NONE);
     const float expected[2] = {(127.0f * 127 - 64 * 64) * 2 / (127.0f * 127), 0};
@@ -301,7 +301,7 @@ static void test_attention_by_hand(void **state)
     const float v[2] = {8, 4};
     float k_pages[2 * KV_PAGE] = {0};
     float v_pages[2 * KV_PAGE] = {0};
-    float y[2];
+    float y[2] = {0};
     step->page[0] = 1;
     const struct tensor k_cache = rows_of(k_pages, 2, KV_PAGE);
     const struct tensor v_cache = rows_of(v_pages, 2, KV_PAGE);
