@@ -38,8 +38,8 @@ struct block {
 
 struct check {
     struct backend *side[SIDE_N]; /* Borrowed: opened by the test */
-    /* Opens the sides anew before each case, so that each has the scratch memory that its own
-     * weights and steps asked for, and no more; NULL: all cases share them */
+    /* Opens the sides anew before one case in REOPEN, so that it has the scratch memory that its
+     * own weights and steps asked for, and no more; NULL: all cases share them */
     void (*reopen)(struct check *c, const void *subject);
     const void *subject;
     const struct check_row *row;
