@@ -8,7 +8,7 @@
 
 /* Raised whenever anything in backend.h, op.h, step.h, weight.h, tensor.h or err.h changes that the
  * two sides share. */
-enum { CUDA_ENTRY_ABI = 22 };
+enum { CUDA_ENTRY_ABI = 23 };
 
 #define CUDA_ENTRY_SYMBOL "pkmserve_cuda_entry"
 
