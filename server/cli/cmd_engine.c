@@ -176,13 +176,9 @@ enum err_code cmd_answered(const struct request *request, const char *const *pat
         return ERR_OK;
     }
     (void)cmd_refused(&error, err);
-    const bool is_of_text = request->error.code == ERR_NUMERICAL && n > 1 && request->n_item == n;
-    for (int i = 0; i < n && is_of_text; i++) {
-        if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
-            return err_set(err, err->code, "%.300s: %s", path[i], error.text.message);
-        }
-    }
-    return err->code;
+    const int item = n > 1 && request->n_item == n ? answer_without_number(request) : -1;
+    return item >= 0 ? err_set(err, err->code, "%.300s: %s", path[item], error.text.message)
+                     : err->code;
 }
 
 enum err_code cmd_print_answer(struct text *out, const struct api_error *error, struct err *err)

@@ -135,6 +135,16 @@ bool answer_end_failed(struct request *request)
     return false;
 }
 
+int answer_without_number(const struct request *request)
+{
+    for (int i = 0; i < request->n_item; i++) {
+        if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
+            return request->error.code == ERR_NUMERICAL ? i : -1;
+        }
+    }
+    return -1;
+}
+
 bool answer_check(const struct request *request, struct api_error *error)
 {
     for (int i = 0; i < request->n_item; i++) {

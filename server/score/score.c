@@ -14,15 +14,12 @@ struct item *score_item(const struct score_job *job, int result)
 
 bool score_check(const struct score_job *job, struct api_error *error)
 {
-    const struct request *const request = job->request;
-    for (int i = 0; job->inputs.n > 1 && i < request->n_item; i++) {
-        if (atomic_load(&request->item[i].state) == FINISH_ERROR &&
-            request->error.code == ERR_NUMERICAL) {
-            return api_error_set(error, 500, "numerical_error", NULL, "item %d: %s", i / job->n_per,
-                                 request->error.message);
-        }
+    const int item = job->inputs.n > 1 ? answer_without_number(job->request) : -1;
+    if (item >= 0) {
+        return api_error_set(error, 500, "numerical_error", NULL, "item %d: %s", item / job->n_per,
+                             job->request->error.message);
     }
-    return answer_check(request, error);
+    return answer_check(job->request, error);
 }
 
 int64_t score_n_prompt(const struct score_job *job)

@@ -6,7 +6,6 @@ Rerun one: /usr/bin/python3 -m pytest tests/convert/test_model_sums.py -k 'probe
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ import torch_writer as tw
 from convert_harness import PROGRAM, ROOT, convert
 
 sys.path.insert(0, str(ROOT / "tests"))
-from broken_model import write_at  # noqa: E402
+from broken_model import set_output_bias  # noqa: E402
 
 PKMSERVE = os.environ.get("PKMSERVE", str(ROOT / "build" / "pkmserve"))
 WRITER = PROGRAM.parent / "identity.py"
@@ -125,7 +124,7 @@ def test_a_token_that_is_impossible_leaves_no_probe(tmp_path):
     from identity import probe_tokens
     model, _ = converted(tmp_path, "--program", PKMSERVE)
     token = probe_tokens(model)[1]
-    write_at(model, "pred_layer.proj.bias", token, lambda n: struct.pack("<f", float("-inf")))
+    set_output_bias(model, [token], float("-inf"))
     done = subprocess.run([sys.executable, WRITER, model, "--program", PKMSERVE], capture_output=True, text=True)
     due = "identity: %s: no probe: the model holds token %d, which the probe has, for impossible\n" % (model, token)
     assert (done.returncode, done.stderr) == (1, due)
