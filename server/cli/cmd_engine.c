@@ -175,9 +175,9 @@ enum err_code cmd_answered(const struct request *request, const char *const *pat
     if (answer_check(request, &error)) {
         return ERR_OK;
     }
+    const int text = n > 1 ? answer_without_number(request) : -1;
     (void)cmd_refused(&error, err);
-    const int item = n > 1 && request->n_item == n ? answer_without_number(request) : -1;
-    return item >= 0 ? err_set(err, err->code, "%.300s: %s", path[item], error.text.message)
+    return text >= 0 ? err_set(err, err->code, "%.300s: %s", path[text], request->error.message)
                      : err->code;
 }
 

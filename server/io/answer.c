@@ -103,6 +103,17 @@ void answer_timings(struct text *out, const struct request *request, int64_t beg
     json_close(out, '}');
 }
 
+int answer_without_number(const struct request *request)
+{
+    const bool several = request->item[request->n_item - 1].prompt_index > 0;
+    for (int i = 0; several && i < request->n_item; i++) {
+        if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
+            return request->error.code == ERR_NUMERICAL ? request->item[i].prompt_index : -1;
+        }
+    }
+    return -1;
+}
+
 static void answer_engine_error(const struct err *err, struct api_error *error)
 {
     if (err->code == ERR_NUMERICAL) {
@@ -116,6 +127,21 @@ static void answer_engine_error(const struct err *err, struct api_error *error)
                             err->message);
     } else {
         (void)api_error_set(error, 500, "internal_error", NULL, "%s", err->message);
+    }
+}
+
+/* Why the engine failed; of several inputs the one without numbers is told. */
+static void request_error(const struct request *request, struct api_error *error)
+{
+    const int input = answer_without_number(request);
+    if (input < 0) {
+        answer_engine_error(&request->error, error);
+    } else if (request->kind == REQUEST_SCORE) {
+        (void)api_error_set(error, 500, "numerical_error", NULL, "item %d: %s", input,
+                            request->error.message);
+    } else {
+        (void)api_error_set(error, 500, "numerical_error", NULL, "prompt[%d]: %s", input,
+                            request->error.message);
     }
 }
 
@@ -135,21 +161,11 @@ bool answer_end_failed(struct request *request)
     return false;
 }
 
-int answer_without_number(const struct request *request)
-{
-    for (int i = 0; i < request->n_item; i++) {
-        if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
-            return request->error.code == ERR_NUMERICAL ? i : -1;
-        }
-    }
-    return -1;
-}
-
 bool answer_check(const struct request *request, struct api_error *error)
 {
     for (int i = 0; i < request->n_item; i++) {
         if (atomic_load(&request->item[i].state) == FINISH_ERROR) {
-            answer_engine_error(&request->error, error); /* why the others were cancelled */
+            request_error(request, error); /* why the others were cancelled */
             return false;
         }
     }
@@ -171,7 +187,7 @@ bool answer_check(const struct request *request, struct api_error *error)
         case FINISH_SHUTDOWN:
             return api_error_set(error, 503, "shutting_down", NULL,
                                  "the server ended before the request was done");
-        case FINISH_ERROR: answer_engine_error(&request->error, error); return false;
+        case FINISH_ERROR: request_error(request, error); return false;
         case FINISH_NONE:
             return api_error_set(error, 500, "internal_error", NULL, "item %d never ended", i);
         }

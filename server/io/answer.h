@@ -41,10 +41,11 @@ bool answer_state_failed(enum finish state);
 /* Whether an item did not end well. Then the answer is an error, and the other items are
  * cancelled. */
 bool answer_end_failed(struct request *request);
-/* The item of which the model gave no number, so that the request failed; -1: none. */
+/* Of several inputs the one for which the model gave no number, so that the request failed; -1 is
+ * none. */
 int answer_without_number(const struct request *request);
-/* The error of the first item for which the engine failed, or else that did not end well. true: all
- * did. */
+/* The error of the first item for which the engine failed, or else that did not end well; it names
+ * the input without numbers. true: all did. */
 bool answer_check(const struct request *request, struct api_error *error);
 
 /* ---- tokens -------------------------------------------------------------------------------- */

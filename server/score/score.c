@@ -12,16 +12,6 @@ struct item *score_item(const struct score_job *job, int result)
     return &job->request->item[result * job->n_per];
 }
 
-bool score_check(const struct score_job *job, struct api_error *error)
-{
-    const int item = job->inputs.n > 1 ? answer_without_number(job->request) : -1;
-    if (item >= 0) {
-        return api_error_set(error, 500, "numerical_error", NULL, "item %d: %s", item / job->n_per,
-                             job->request->error.message);
-    }
-    return answer_check(job->request, error);
-}
-
 int64_t score_n_prompt(const struct score_job *job)
 {
     int64_t n = 0;

@@ -80,8 +80,6 @@ bool score_parse(struct score_job *job, const char *body, size_t bytes,
 void score_free(struct score_job *job);
 
 struct item *score_item(const struct score_job *job, int result);
-/* Like answer_check; of several results it names the one that has no numbers. */
-bool score_check(const struct score_job *job, struct api_error *error);
 /* Tokens that the model reads, BOS and each result's context included. */
 int64_t score_n_prompt(const struct score_job *job);
 

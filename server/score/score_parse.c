@@ -166,7 +166,7 @@ bool score_set_item(struct score_job *job, int i, int32_t *ids, int64_t n_ids,
                     const struct api_limits *limits, struct api_error *error)
 {
     struct err err = {0};
-    job->request->item[i].prompt_index = i;
+    job->request->item[i].prompt_index = i / job->n_per;
     return request_set_item(job->request, i, ids, n_ids, limits->info, &err) == ERR_OK ||
            input_item_error(error, &err);
 }

@@ -87,7 +87,7 @@ static bool window_line(struct score_stream *stream, struct text *out)
 }
 
 /* Whether the next result's items are over. false in *ok: one of them ended badly, and all before
- * it well, so that score_check finds it. */
+ * it well, so that answer_check finds it. */
 static bool result_over(const struct score_stream *stream, bool *ok)
 {
     const struct score_job *const job = stream->writer.job;
@@ -195,7 +195,7 @@ enum exchange_next score_stream_next(struct score_stream *stream, struct exchang
         bool ok = true;
         const bool over = result_over(stream, &ok);
         if (!ok) {
-            (void)score_check(writer->job, error);
+            (void)answer_check(writer->job->request, error);
             return stream_break(stream, x, false, error);
         }
         if (!writer->open && window_line(stream, &x->out)) {

@@ -360,7 +360,7 @@ bool score_write_piece(struct score_writer *writer, struct text *out, size_t eno
 {
     const struct score_job *const job = writer->job;
     if (!writer->begun) {
-        if (!score_check(job, error)) {
+        if (!answer_check(job->request, error)) {
             return false;
         }
         json_open(out, '{');

@@ -303,12 +303,12 @@ def test_a_line_that_fails_alone_does_not_end_the_run(tmp_path):
     lines = tmp_path / "in.jsonl"
     lines.write_text("\n".join(map(json.dumps, [
         {"text": "Once"}, {"text": "Once upon a time. " * 500, "max_context": 16, "timeout_ms": 1},
-        {"tokens": [300] * 600, "max_context": 64, "stride": 8}, {"text": "upon"}])))
+        {"tokens": [[300], [300] * 600], "max_context": 64, "stride": 8}, {"text": "upon"}])))
     out = tmp_path / "out"
     done = run("score", "--model", model, "--jsonl", lines, "--output", out)
     assert done.returncode == 0 and "bad lines: 1 of 4" in done.stderr
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["%s:%d" % (lines, n) for n in (1, 2, 4)]
-    assert (tmp_path / "out.errors").read_text().startswith("%s:3: the model gave no number" % lines)
+    assert (tmp_path / "out.errors").read_text().startswith("%s:3: item 1: the model gave no number" % lines)
     assert run("score", "--model", model, "--jsonl", lines, "--output", out, "--strict").returncode == 1
 
 

@@ -150,6 +150,14 @@ def test_what_is_no_number_is_an_error_500(tmp_path):
         s.counted('requests_total{route="/generate",code="424"}')
         assert s.metric('requests_rejected_total{reason="invalid"}') == 0  # it had been taken
         assert s.get("/health/ready?deep=1").status_code == 200
+        # Of several inputs the one is told, which two samples or two texts may stand for.
+        prompts = {"prompt": [[300] * 20, [300] * 60], "n": 2, "max_tokens": 2}
+        for path in ("/generate", "/v1/completions"):
+            assert "prompt[1]: " in error_of(s.post(path, prompts), 500, "numerical_error")
+        assert "prompt[" not in error_of(s.post("/generate", {**prompts, "prompt": [300] * 60}), 500,
+                                         "numerical_error")
+        ranked = {"context": "a", "continuations": [" b", " a b" * 30], "unconditional": True}
+        assert "item 1: " in error_of(s.post("/score", ranked), 500, "numerical_error")
         # The other texts of a request are not computed in vain, and do not hide why it failed.
         many, before = [[300] * 39] * 200, s.metric("engine_steps_total")
         s.ok("/score", {"tokens": many})
