@@ -127,6 +127,12 @@ def test_the_longest_request_id_comes_back_and_a_longer_one_does_not(server):
             assert "id has 129 bytes, but 128" in error_of(answer, 400, "invalid_value", "id")
 
 
+@pytest.mark.parametrize("given", [b"two words", b"a\ttab", "\u00e9t\u00e9".encode(), b""])
+def test_an_id_of_other_than_visible_ascii_gives_way_to_a_drawn_one(server, given):
+    answer = server.get("/health", headers={"x-request-id": given})
+    assert re.fullmatch("[0-9a-f]{24}", answer.headers["x-request-id"])
+
+
 def test_full_queue_of_tokens_is_429():
     with Server("--max-seqs", "1", "--max-queue-tokens", "500000", model=UNBOUNDED) as s:
         held = [s.connect() for _ in range(2)]

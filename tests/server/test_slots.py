@@ -121,6 +121,12 @@ def test_each_document_and_window(server):
     assert block["start"] + block["n_position"] == 702 and block["start"] > 0
 
 
+def test_a_text_of_one_token_is_read_though_nothing_of_it_is_scored(server):
+    got, = server.ok("/score", {"tokens": [300], "memory": "slots"})["results"]
+    block, = got["memory"]["slots"]
+    assert (got["n_scored"], block["start"], block["n_position"]) == (0, 0, 1)
+
+
 def test_what_is_traced_is_computed(server):
     body = {"prompt": [9] + [300 + i for i in range(40)], "max_tokens": 2, "temperature": 0}
     server.ok("/generate", body)
