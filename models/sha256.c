@@ -9,6 +9,13 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#define HAS_FAST 1
+#elif defined(__aarch64__) && (!defined(__clang__) || defined(__ARM_FEATURE_SHA2))
+#include <arm_neon.h>
+#include <sys/auxv.h>
+#define HAS_FAST 1
+#else
+#define HAS_FAST 0
 #endif
 
 enum { LENGTH_AT = 56 /* where the last block has the message's length in bits */ };
@@ -78,12 +85,12 @@ void sha256_blocks_plain(uint32_t state[8], const unsigned char *data, size_t n)
     }
 }
 
-#if defined(__x86_64__)
+#if HAS_FAST && defined(__x86_64__)
 
 /* The instructions for SHA of x86: two rounds each, and four words of the schedule. They want the
  * variables as (a, b, e, f) and (c, d, g, h), the first of them in the highest place. */
-__attribute__((target("sha,sse4.1"))) static void blocks_x86(uint32_t state[8],
-                                                             const unsigned char *data, size_t n)
+__attribute__((target("sha,sse4.1"))) static void blocks_fast(uint32_t state[8],
+                                                              const unsigned char *data, size_t n)
 {
     const __m128i big_endian_words = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
     const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(void *)state), 0xb1);
@@ -120,7 +127,7 @@ __attribute__((target("sha,sse4.1"))) static void blocks_x86(uint32_t state[8],
     _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(dchg, feba, 8));
 }
 
-static bool ask_x86(void)
+static bool ask_machine(void)
 {
     const unsigned ssse3_sse41 = 1u << 9 | 1u << 19;
     const unsigned sha = 1u << 29;
@@ -132,35 +139,73 @@ static bool ask_x86(void)
            __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & sha) != 0;
 }
 
+#elif HAS_FAST
+
+/* The instructions for SHA of ARMv8: four rounds of (a, b, c, d), four of (e, f, g, h), and four
+ * words of the schedule. */
+__attribute__((target("+crypto"))) static void blocks_fast(uint32_t state[8],
+                                                           const unsigned char *data, size_t n)
+{
+    uint32x4_t abcd = vld1q_u32(state);
+    uint32x4_t efgh = vld1q_u32(state + 4);
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char *const block = data + i * SHA256_BLOCK;
+        const uint32x4_t abcd_before = abcd;
+        const uint32x4_t efgh_before = efgh;
+        uint32x4_t w[4]; /* the last 16 words */
+#pragma GCC unroll 16
+        for (int t = 0; t < 16; t++) {
+            if (t < 4) {
+                w[t] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(block + 16 * t)));
+            } else {
+                const uint32x4_t s0 = vsha256su0q_u32(w[t & 3], w[(t + 1) & 3]);
+                w[t & 3] = vsha256su1q_u32(s0, w[(t + 2) & 3], w[(t + 3) & 3]);
+            }
+            const uint32x4_t sum = vaddq_u32(w[t & 3], vld1q_u32(K + 4 * t));
+            const uint32x4_t before = abcd;
+            abcd = vsha256hq_u32(abcd, efgh, sum);
+            efgh = vsha256h2q_u32(efgh, before, sum);
+        }
+        abcd = vaddq_u32(abcd, abcd_before);
+        efgh = vaddq_u32(efgh, efgh_before);
+    }
+    vst1q_u32(state, abcd);
+    vst1q_u32(state + 4, efgh);
+}
+
+static bool ask_machine(void)
+{
+    return (getauxval(AT_HWCAP) & HWCAP_SHA2) != 0;
+}
+
+#endif
+
+#if HAS_FAST
+
 /* Asked once: in a virtual machine the question is slow. */
-static bool has_x86(void)
+static bool has_instructions(void)
 {
     static atomic_int known; /* 0: not asked yet; 1: no; 2: yes */
     int answer = atomic_load_explicit(&known, memory_order_relaxed);
     if (answer == 0) {
-        answer = ask_x86() ? 2 : 1;
+        answer = ask_machine() ? 2 : 1;
         atomic_store_explicit(&known, answer, memory_order_relaxed);
     }
     return answer == 2;
 }
 
+#endif
+
 void sha256_blocks(uint32_t state[8], const unsigned char *data, size_t n)
 {
-    if (has_x86()) {
-        blocks_x86(state, data, n);
-    } else {
-        sha256_blocks_plain(state, data, n);
+#if HAS_FAST
+    if (has_instructions()) {
+        blocks_fast(state, data, n);
+        return;
     }
-}
-
-#else
-
-void sha256_blocks(uint32_t state[8], const unsigned char *data, size_t n)
-{
+#endif
     sha256_blocks_plain(state, data, n);
 }
-
-#endif
 
 void sha256_begin(struct sha256 *sum)
 {
