@@ -139,10 +139,6 @@ class TokenText {
         this.element = element;
         this.onChoose = onChoose;
         this.hasHeat = hasHeat;
-        this.tokens = [];
-        this.spans = [];
-        this.at = -1; /* the token that Tab comes to */
-        this.chosen = -1;
         element.setAttribute("role", "listbox");
         element.addEventListener("pointerover", (event) => this.hover(event));
         element.addEventListener("pointerleave", cardHide);
@@ -156,7 +152,8 @@ class TokenText {
     clear() {
         this.tokens = [];
         this.spans = [];
-        this.at = this.chosen = -1;
+        this.at = -1; /* the token that Tab comes to */
+        this.chosen = -1;
         this.element.replaceChildren();
         show(this.element, false);
         cardHide();

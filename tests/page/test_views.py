@@ -314,6 +314,9 @@ def test_a_slot_shows_where_else_it_was_read(browser, server):
     marked = [i for i, span in enumerate(spans(browser, "memory-text"))
               if any(c[0] == "r" and c[1:].isdigit() for c in span.get_attribute("class").split())]
     assert marked == sorted({p for p, _ in places}) and len(marked) >= 2
+    texts = browser.run("return memoryNow.tokens.map((token) => token.text)")
+    listed = sorted(each.text.split() for each in browser.all("#memory-slot .place .context"))
+    assert listed == sorted("".join(texts[max(0, p - 4):p + 5]).split() for p, _ in places)  # with the words around
     other = next(i for i, each in enumerate(browser.all("#memory-token .slot")) if each.text.split()[0] != str(slot))
     wanted = browser.all("#memory-token .slot")[other].text.split()[0]
     browser.all("#memory-token .slot")[other].click()
@@ -480,6 +483,19 @@ def test_now_shows_what_the_server_does(browser, server):
     row = browser.text("#now-memory tbody tr")
     memory = server.get("/info").json()["model"]["memories"][0]
     assert row.startswith("layer %d %s" % (memory["layer"], format(memory["slots"], ",")))
+
+    def metric(name):
+        """Of the first memory, by weight."""
+        return float(re.search(r'^pkmserve_memory_%s\{[^}]*\} (\S+)' % name, server.get("/metrics").text, re.M)[1])
+
+    def figures_are_told():
+        shown = browser.run("return [...document.querySelectorAll('#now-memory tbody tr:first-child td')]"
+                            ".map((cell) => cell.textContent)")[1:]
+        told = [100 * metric("used_ratio"), metric("kl_nats"), metric("top90_slots")]
+        units = [each.split()[1:] for each in shown]
+        return units == [["%"], ["nats"], []] and all(map(near, shown, told))
+
+    eventually(figures_are_told, "the memory's figures are those of /metrics")
     assert "A sample, not all: one position in 64" in browser.text("#now-memory")
 
 
