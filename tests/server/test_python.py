@@ -45,7 +45,11 @@ def test_scores_are_the_routes_as_arrays(server, client):
         assert tokens.ranks.tolist() == [t["rank"] for t in result["tokens"]]
         assert tokens.logprobs.tolist() == [np.float32(t["logprob"]) for t in result["tokens"]]
         assert tokens.entropy.dtype == np.float32 and tokens.pieces[0] == result["tokens"][0]["piece"]
+    assert got.answers[0]["results"] == told  # nothing that was not asked for, such as alternatives
     assert client.score(texts).tokens is None and len(client.score([])) == 0
+    for asked in ("tokens", "ranks", "entropy"):
+        tokens = client.score(TEXT, **{asked: True}).tokens[0]
+        assert (tokens.ranks is not None, tokens.entropy is not None) == (asked == "ranks", asked == "entropy")
     assert client.request("/tokenize", {"prompt": "a", "add_special_tokens": False})["count"] == 1
     assert client.info()["model"]["n_layer"] == 12
 
@@ -57,6 +61,7 @@ def test_ids_continuations_and_what_nothing_predicts(client):
     assert np.isnan(got.tokens[0].logprobs[0]) and got.tokens[0].logprobs[1] < 0
     assert np.isnan(got.perplexity[1]) and got.n_scored.tolist() == [2, 0]
     assert client.score(ids).sum_logprob[0] == got.sum_logprob[0]
+    assert client.score(ids[:1]).n_tokens.tolist() == client.score([542]).n_tokens.tolist() == [1]
     ranked = client.score("A dark", [" night", " x"], unconditional=True)
     assert ranked.rankings[0]["sum"] == 0 and len(ranked) == 2
 
@@ -66,7 +71,13 @@ def test_many_texts_go_in_requests_of_a_bounded_size(client):
     got = client.score(texts)
     assert len(got.answers) == 3
     assert got.sum_logprob[40] == client.score(texts[40]).sum_logprob[0]
-    assert [len(part) for part in _calls._parts(["a" * _calls.LENGTH, "b", "c"])] == [1, 2]
+    def parts(*lengths):
+        return [len(part) for part in _calls._parts(["a" * n for n in lengths])]
+
+    most = _calls.LENGTH
+    assert (_calls.ITEMS, most) == (32, 131072)  # as the README says; below --max-score-tokens
+    assert parts(*[1] * 33) == [32, 1] and parts(*[1] * 64) == [32, 32]
+    assert parts(most, 1, most - 1, 1) == [1, 2, 1] and parts(most + 1, 1) == [1, 1]
     assert [len(part) for part in _calls._parts(["a", [5], [6]])] == [1, 2]
     same = run(AsyncClient("http://127.0.0.1:%d" % client._address.port).score(texts))
     assert same.sum_logprob.tolist() == got.sum_logprob.tolist()
@@ -81,6 +92,9 @@ def test_generations_in_order(server, client):
         assert mine.text == choice["text"] and mine.ids.tolist() == choice["token_ids"]
         assert mine.logprobs.tolist() == [np.float32(t["logprob"]) for t in choice["logprobs"]]
         assert mine.finish_reason == choice["finish_reason"]
+        assert [set(t) for t in choice["logprobs"]] == [set(t) for t in mine.answer["logprobs"]]
+    without, = client.generate("It was", max_tokens=3, seed=5, logprobs=None)
+    assert without.ids.tolist() == got[0].ids.tolist() and np.isnan(without.logprobs).tolist() == [True] * 3
     alone = run(AsyncClient(server.url).generate("It was", max_tokens=3, seed=5))
     assert alone[0].text == client.generate("It was", max_tokens=3, seed=5)[0].text
 
@@ -92,6 +106,9 @@ def test_each_of_many_prompts_has_draws_of_its_own(server):
     texts = [g.text for g in many]
     assert texts[:32] == [g.text for g in few]
     assert sum(a == b for a, b in zip(texts[:32], texts[32:])) < 16
+    seeds = [_calls._seed_of(2**64 - 1, part) for part in range(3)]
+    assert seeds == [2**64 - 1, 0x9E3779B97F4A7C14, 0x3C6EF372FE94F829]
+    assert [_calls._seed_of(None, part) for part in range(2)] == [None, None]
 
 
 def test_a_client_serves_one_loop_after_another(server):

@@ -76,7 +76,7 @@ class AsyncClient:
                  ssl_context: Optional[ssl.SSLContext] = None) -> None:
         self._address = Address(url, api_key, timeout, ssl_context)
         self._retries = max(0, retries)
-        self._concurrency = concurrency
+        self._concurrency = max(1, concurrency)
         self._seats: Optional[asyncio.Semaphore] = None
         self._loop: Optional[asyncio.AbstractEventLoop] = None  # to which the seats belong
 

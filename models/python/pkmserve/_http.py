@@ -97,7 +97,7 @@ def read_answer(status: int, retry_after: Optional[str], data: bytes) -> Object:
     else:  # of something between here and the server
         error = ServerError(status, data[:200].decode("utf-8", "replace") or "no message")
     if status in (429, 503):
-        known = retry_after is not None and retry_after.isdigit()
+        known = retry_after is not None and retry_after.isdecimal()
         raise Retry(error, float(cast(str, retry_after)) if known else None)
     if status == 502:  # a balancer whose replica died
         raise Retry(error)

@@ -64,7 +64,7 @@ class Generation:
     prompt: int  # which of the prompts it continues
     text: str
     ids: Ints  # [n]
-    logprobs: Floats  # [n] of the distribution before it was drawn from
+    logprobs: Floats  # [n] of the distribution before it was drawn from; NaN with logprobs=None
     finish_reason: str  # "stop" or "length"
     seed: int
     answer: Object  # the choice as it came
@@ -136,9 +136,10 @@ def read_generations(answers: List[Object], n: int) -> List[Generation]:
     found: List[Generation] = []
     for answer in answers:
         for choice in answer["choices"]:
+            told = choice["logprobs"] or [{}] * len(choice["token_ids"])
             found.append(Generation(
                 prompt=len(found) // n, text=choice["text"], ids=_ints(choice["token_ids"]),
-                logprobs=_logprobs(choice["logprobs"]), finish_reason=choice["finish_reason"],
+                logprobs=_logprobs(told), finish_reason=choice["finish_reason"],
                 seed=answer["seed"], answer=choice))
     return found
 
