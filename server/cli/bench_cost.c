@@ -20,6 +20,16 @@ static double kv_width(const struct model_info *info)
     return (double)info->d_attention * info->n_kv_head / info->n_head;
 }
 
+/* Of what is done with a memory's sum of values. */
+static double value_params(const struct pkm_info *memory, double d)
+{
+    const int n_square = (memory->value_gate ? 1 : 0) + (memory->value_projection ? 1 : 0);
+    const double gate = memory->output_gate == OUTPUT_GATE_LINEAR ? d
+                        : memory->output_gate == OUTPUT_GATE_MLP  ? (d + 1) * memory->gate_hidden
+                                                                  : 0;
+    return n_square * d * (double)memory->d_value + gate;
+}
+
 /* Parameters of the matrices that every row goes through, without the vocabulary's. */
 static double matrix_params(const struct model_info *info)
 {
@@ -28,9 +38,8 @@ static double matrix_params(const struct model_info *info)
     double params = info->n_layer * (2 * d * (info->d_attention + kv_width(info)) + network);
     for (int m = 0; m < info->n_memory; m++) {
         const struct pkm_info *const memory = &info->memory[m];
-        const int n_value = (memory->value_gate ? 1 : 0) + (memory->value_projection ? 1 : 0);
         params -= memory->place == MEMORY_IN ? network : 0; /* it replaces that one */
-        params += n_value * d * (double)memory->d_value + (memory->output_gate ? d : 0);
+        params += value_params(memory, d);
     }
     return params;
 }

@@ -114,6 +114,39 @@ static void a_window_bounds_what_a_row_attends_to(void **state)
     assert_true(fabs(early.flops - 2 * (2 * 4 * D * D + 10 * D + (2 + 2 * 5) * 2 * D)) < 0.5);
 }
 
+/* A gated network and grouped queries; a memory's gates and projection; experts in 4 bits. */
+static void what_other_families_add_is_counted(void **state)
+{
+    (void)state;
+    enum { D_VALUE = 6, HIDDEN = 5, NET = 7 };
+    struct model_info info = two_memories(1);
+    info.gated = true;
+    info.n_kv_head = 1;
+    info.value_bytes = 0;
+    info.value_dtype = DTYPE_Q4;
+    info.memory[0].query = QUERY_PER_HALF;
+    info.memory[0].n_hidden = 1;
+    info.memory[0].hidden[0] = NET;
+    info.memory[0].value_gate = info.memory[0].value_projection = true;
+    info.memory[0].output_gate = OUTPUT_GATE_MLP;
+    info.memory[0].gate_hidden = HIDDEN;
+    info.memory[0].d_value = D_VALUE;
+    info.memory[1].output_gate = OUTPUT_GATE_LINEAR;
+    info.memory[1].experts = true;
+    const double matrices = 3 * D * D /* keys and values of half the width */
+                            + 2 * D * D_VALUE + (D + 1) * HIDDEN /* of the first memory */
+                            + D; /* of the second; the FFN stays replaced */
+    const double search = 2 * N_HEAD * D * NET + NET * N_HEAD * D_KEY + D * N_HEAD * D_KEY +
+                          2 * N_HEAD * N_KEY * D_KEY;
+    const double rows = 5 * (2 * D + 7 * D);
+    const double gathered = 5 * N_HEAD * K_TOP * (D_VALUE + 2 * D);
+    assert_bytes(bytes_of(&info), 4 * (matrices + search + 10 * D + rows) + gathered / 2);
+    info.memory[0].place = MEMORY_AFTER; /* none replaces the layer's network */
+    info.memory[1].output_gate = OUTPUT_GATE_SCALAR;
+    assert_bytes(bytes_of(&info),
+                 4 * (matrices - D + 3 * D * FF + search + 10 * D + rows) + gathered / 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -122,6 +155,7 @@ int main(void)
         cmocka_unit_test(values_have_the_bytes_of_their_tables),
         cmocka_unit_test(the_cache_has_the_bytes_of_its_dtype),
         cmocka_unit_test(a_window_bounds_what_a_row_attends_to),
+        cmocka_unit_test(what_other_families_add_is_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
