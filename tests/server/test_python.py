@@ -1,6 +1,7 @@
 """The Python package of models/python against a server: arrays equal what the routes answer."""
 
 import asyncio
+import inspect
 import pathlib
 import re
 import shutil
@@ -118,6 +119,35 @@ def test_a_client_serves_one_loop_after_another(server):
         return await asyncio.gather(*(client.score("a text") for _ in range(4)))
 
     assert [len(asyncio.run(several())) for _ in range(2)] == [4, 4]
+
+
+@pytest.mark.parametrize("concurrency, most", [(0, 1), (1, 1), (3, 3)])
+def test_no_more_requests_than_concurrency_are_under_way(concurrency, most):
+    open_now, seen = set(), []
+
+    async def answer(reader, writer):
+        open_now.add(writer)
+        seen.append(len(open_now))
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.02)
+        open_now.remove(writer)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    async def ask():
+        listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+        client = AsyncClient("http://127.0.0.1:%d" % listening.sockets[0].getsockname()[1], concurrency=concurrency)
+        await asyncio.gather(*(client.request("/info") for _ in range(7)))
+        listening.close()
+
+    run(ask())
+    assert (len(seen), max(seen)) == (7, most)
+
+
+def test_both_clients_have_the_same_methods():
+    for name in ("request", "info", "score", "generate", "memory"):
+        mine, other = (inspect.signature(getattr(kind, name)) for kind in (Client, AsyncClient))
+        assert mine == other, name
 
 
 def test_memory_has_a_row_for_each_position(server, client):
