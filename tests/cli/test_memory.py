@@ -5,12 +5,13 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import shutil
 import struct
 
 import pytest
 
-from cli_harness import MODEL, fails, ok, run
+from cli_harness import MODEL, ROOT, fails, ok, run
 
 np = pytest.importorskip("numpy")
 
@@ -230,6 +231,24 @@ def test_inspect_compares_an_overlay_with_its_base(counted, table, tmp_path):
     told, = json.loads(ok("memory", "inspect", added, "--json"))["memories"]
     assert np.allclose([row["norm"] for row in told["rows"]], 2 * np.linalg.norm(values[slots], axis=1), rtol=1e-6)
     assert np.allclose([row["change"] for row in told["rows"]], 1, atol=1e-6)
+
+
+def test_reads_of_a_slot_are_those_of_all_memories_of_its_table(tmp_path):
+    model = ROOT / os.environ.get("B", "build") / "golden" / "share-values"
+    (tmp_path / "ids").write_text("5 9 14 23 40 61 87 118")
+    ok("memory", "count", "--model", model, "--ids", tmp_path / "ids", "-o", tmp_path / "counts")
+    tensors, metadata = read(tmp_path / "counts")
+    assert metadata["tables"] == "0,0"
+    each = [tensors["memories.%d.reads" % m] for m in (0, 1)]
+    slots = [int((each[0] * each[1]).argmax()), int(each[0].argmax()), int(each[1].argmax())]
+    assert each[0][slots[0]] > 0 and each[1][slots[0]] > 0  # one that both read
+    slots = sorted(set(slots))
+    rows = np.ones((len(slots), json.loads((model / "config.json").read_text())["d_model"]), "<f4")
+    base = json.loads(ok("inspect", model, "--hash", "--json"))["hashes"][0]["sha256"]
+    path = overlay(tmp_path / "o", slots, rows, base)
+    told, = json.loads(ok("memory", "inspect", path, "--model", model, "--counts", tmp_path / "counts",
+                          "--json"))["memories"]
+    assert [row["reads"] for row in told["rows"]] == [int(each[0][slot] + each[1][slot]) for slot in slots]
 
 
 def test_an_overlay_of_another_base_is_told_alone_or_refused(counted, tmp_path):

@@ -319,6 +319,8 @@ def test_a_slot_shows_where_else_it_was_read(browser, server):
     assert listed == sorted("".join(texts[max(0, p - 4):p + 5]).split() for p, _ in places)  # with the words around
     other = next(i for i, each in enumerate(browser.all("#memory-token .slot")) if each.text.split()[0] != str(slot))
     wanted = browser.all("#memory-token .slot")[other].text.split()[0]
+    name = browser.all("#memory-token .slot")[other].get_attribute("aria-label")
+    assert re.fullmatch(r"slot %s of memory 0, weight \d\.\d{3}" % wanted, name)
     browser.all("#memory-token .slot")[other].click()
     assert browser.text("#memory-slot h2") == "Slot %s of memory 0" % wanted
     browser.find("#memory-slot .place").click()
@@ -459,6 +461,18 @@ def test_traces_that_the_server_refuses_are_named(browser):
         opened(browser, s, "memory")
         assert "--memory-trace off" in browser.text("#memory-state")
         assert not browser.find("#memory-go").is_enabled()
+
+
+def test_numbers_have_about_three_digits(browser, server):
+    opened(browser, server, "write")
+    for form, shown in {
+            "short": {"null": "–", "NaN": "–", "7": "7", "1234567": "1,234,567", "1e9": "1.00 · 10^9", "1234.5": "1,235",
+                      "123.45": "123", "12.345": "12.3", "1.2345": "1.23", "-0.012": "-0.01", "0.0012": "1.2 · 10^-3"},
+            "percent": {"1": "100 %", "0.9996": "100 %", "0.999": "99.9 %", "0.1": "10.0 %", "0.0123": "1.23 %",
+                        "0.0001": "0.01 %", "0.00001": "below 0.01 %", "0": "0 %"},
+            "seconds": {"null": "–", "12.3": "12 s", "10": "10 s", "9.87": "9.9 s", "1": "1.0 s", "0.5": "500 ms",
+                        "0.0123": "12 ms", "0.00123": "1.2 ms", "0.000123": "0.12 ms"}}.items():
+        assert {x: browser.run("return %s(%s)" % (form, x)) for x in shown} == shown
 
 
 # ---- Now -------------------------------------------------------------------------------------

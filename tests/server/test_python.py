@@ -20,7 +20,7 @@ PACKAGE = pathlib.Path(ROOT) / "models" / "python"
 sys.path.insert(0, str(PACKAGE))
 
 from pkmserve import AsyncClient, Client, ServerError  # noqa: E402
-from pkmserve import _calls  # noqa: E402
+from pkmserve import _calls, _http  # noqa: E402
 
 TEXT = "The old man went to the sea."
 
@@ -180,10 +180,35 @@ def test_a_refusal_says_what_is_wrong(server, ask):
 
 def test_what_cannot_be_sent_is_refused_here(client):
     for wrong in (lambda: Client("127.0.0.1:8000"), lambda: Client(api_key="a\r\nb"),
-                  lambda: client.request("/sc ore", {}), lambda: client.generate("a", stream=True),
+                  lambda: Client("ftp://127.0.0.1"), lambda: Client("http:///score"),
+                  lambda: client.request("/sc ore", {}), lambda: client.request("/sc\r\nore", {}),
+                  lambda: client.request("score", {}), lambda: client.generate("a", stream=True),
                   lambda: client.score("a", max_context=float("nan"))):
         with pytest.raises(ValueError):
             wrong()
+
+
+def test_an_address_has_the_port_of_its_scheme_unless_it_says_another():
+    for url, port, host in (("http://a", 80, b"a:80"), ("https://a/", 443, b"a:443"), ("https://a:8443", 8443, b"a:8443"),
+                            ("http://[::1]:8000", 8000, b"[::1]:8000")):
+        address = _http.Address(url, None, 1.0, None)
+        assert address.port == port and b"\r\nHost: %s\r\n" % host in address.head("GET", "/info", 0)
+
+
+@pytest.mark.parametrize("told, waits", [(None, (0.25, 0.5, 1.0)), ("7", (7.0, 7.0, 7.0)), ("3600", (60.0, 60.0, 60.0)),
+                                         ("Wed, 21 Oct 2015 07:28:00 GMT", (0.25, 0.5, 1.0)), ("\xb2", (0.25, 0.5, 1.0))])
+@pytest.mark.parametrize("status", [429, 503])
+def test_waits_are_those_that_are_asked_for_or_doubled(status, told, waits):
+    with pytest.raises(_http.Retry) as retry:
+        _http.read_answer(status, told, b"{}")
+    assert tuple(retry.value.delay(attempt) for attempt in range(3)) == waits
+
+
+@pytest.mark.parametrize("status, data", [(199, b"{}"), (300, b"{}"), (200, b"[]"), (200, b"")])
+def test_only_an_object_with_a_good_status_is_an_answer(status, data):
+    with pytest.raises(ServerError) as told:
+        _http.read_answer(status, None, data)
+    assert told.value.status == status and told.value.message == (data.decode() or "no message")
 
 
 class Flaky:
