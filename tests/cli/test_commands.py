@@ -95,6 +95,23 @@ def test_what_was_installed_finds_its_model(tmp_path):
     assert (share / "fish/vendor_completions.d/pkmserve.fish").read_text() == ok("help", "fish")
 
 
+def test_the_shipped_model_is_one_or_two_folders_above_the_program(tmp_path):
+    program = tmp_path / "1" / "2" / "3" / "4" / "pkmserve"
+    program.parent.mkdir(parents=True)
+    shutil.copy(PROGRAM, program)
+
+    def asked():
+        return subprocess.run([program, "inspect"], cwd="/", timeout=LIMIT_S, capture_output=True, text=True)
+
+    for above, found in ((0, False), (1, True), (2, True), (3, False)):
+        link = program.parents[above] / "models"
+        link.symlink_to(MODEL.parent)
+        told = asked()
+        link.unlink()
+        assert (told.returncode == 0) == found, (above, told)
+        assert found or told.stderr == "pkmserve: the shipped model is not beside the program: give --model\n"
+
+
 # ---- models that cannot be opened --------------------------------------------------------------
 
 @pytest.mark.parametrize("damage, wanted", [
