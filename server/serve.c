@@ -347,6 +347,13 @@ static int serve_check(struct server *server)
     return ok ? 0 : 1;
 }
 
+/* Behind what the log's thread has still to write, so that the error is the last line. */
+static int serve_fail(const struct err *err)
+{
+    log_flush(SERVE_LOG_MS);
+    return cmd_fail(err);
+}
+
 /* After the port is open. */
 static int serve_loop(struct server *server, const sigset_t *signals, int signal_fd)
 {
@@ -359,7 +366,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         (void)http_stop(server->http, 0);
         (void)err_set(&loader.err, ERR_IO, "cannot start the thread that loads the model: %s",
                       strerror(why));
-        return cmd_fail(&loader.err);
+        return serve_fail(&loader.err);
     }
     bool typed = false;
     if (wait_for_signal(server, signal_fd, loader.done_fd, &typed)) {
@@ -377,7 +384,7 @@ static int serve_loop(struct server *server, const sigset_t *signals, int signal
         (void)http_stop(server->admin, 0);
         (void)http_stop(server->http, 0);
         engine_close(engine);
-        return cmd_fail(&loader.err);
+        return serve_fail(&loader.err);
     }
     server->limits = input_limits(server->options, engine);
     server->probe.compared = engine_identity(engine);
@@ -494,7 +501,7 @@ int serve_run(const struct options *options)
              : log_start((size_t)options->log_buffer_bytes, &err) == ERR_OK &&
                      serve_open(server, &err) == ERR_OK
                  ? serve_loop(server, &signals, signal_fd)
-                 : cmd_fail(&err);
+                 : serve_fail(&err);
     log_flush(SERVE_LOG_MS);
     keys_close(server->keys);
     clients_close(&server->clients);
