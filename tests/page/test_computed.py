@@ -87,3 +87,20 @@ def test_counts_of_several_memories_are_read_to_their_last_bit(browser, server):
     for m, reads in tables.items():
         seen = browser.run(counts + "const seen = []; counts.each(arguments[1], (...each) => seen.push(each)); return seen", data, m)
         assert seen == [[slot, n] for slot, n in enumerate(reads) if n > 0]
+
+
+def test_where_two_texts_part(browser, server):
+    opened(browser, server, "memory")
+    part = """
+        const side = (text, ids) => text.set(ids.map((id) => ({ id, text: "t" + id, bits: null, top: [] })));
+        side(compareLeft, arguments[0]);
+        side(compareRight, arguments[1]);
+        const said = compareMark();
+        const marked = (text) => text.spans.map((span, i) => (span.classList.contains("differs") ? i : -1)).filter((i) => i >= 0);
+        return [said, marked(compareLeft), marked(compareRight)];"""
+    for left, right, said in (([1, 2, 3], [1, 2, 3], ["Both texts are the same.", [], []]),
+                              ([1, 2, 3], [9, 2, 3], ["They part at token 1.", [0], [0]]),
+                              ([1, 2, 3], [1, 2], ["They part at token 3.", [2], []]),
+                              ([1], [1, 5, 6], ["They part at token 2.", [], [1, 2]]),
+                              ([1, 2, 3, 4], [1, 3, 4, 5], ["They part at token 2.", [1], [3]])):
+        assert browser.run(part, left, right) == said, (left, right)
