@@ -72,6 +72,29 @@ def test_a_table_larger_than_the_map(browser, tmp_path):
         assert shown.startswith("Around slot %d: read %d time" % (chosen, len(inside)))
 
 
+def test_the_card_of_a_token_is_below_it_or_above_where_there_is_no_room(browser, server):
+    opened(browser, server, "score")
+    score(browser, TEXT)
+    place = """
+        const [token, last] = [document.querySelector("#score-text .t"), [...document.querySelectorAll("#score-text .t")].at(-1)];
+        const chosen = arguments[0] ? last : token;
+        window.scrollBy(0, chosen.getBoundingClientRect()[arguments[1]] - arguments[2]);
+        chosen.blur();
+        chosen.focus({ preventScroll: true });
+        const [card, box] = [document.querySelector("#card").getBoundingClientRect(), chosen.getBoundingClientRect()];
+        const inside = card.left >= 0 && card.right <= document.documentElement.clientWidth;
+        return [Math.round(card.top - box.bottom), Math.round(box.top - card.bottom), inside];"""
+    browser.run("document.body.style.padding = '2000px 0'")  # room to scroll
+    height = browser.run("return window.innerHeight")
+    for last in (False, True):
+        below, _, inside = browser.run(place, last, "top", 20)
+        assert below == 8 and inside, "at the window's top"
+        below, _, inside = browser.run(place, last, "top", height // 3)
+        assert below == 8 and inside, "with room on both sides"
+        _, above, inside = browser.run(place, last, "bottom", height - 5)
+        assert above == 8 and inside, "at the window's bottom"
+
+
 def test_the_strip_of_surprise_leads_to_the_text(browser, server):
     opened(browser, server, "score")
     score(browser, TEXT)
