@@ -20,7 +20,7 @@ PACKAGE = pathlib.Path(ROOT) / "models" / "python"
 sys.path.insert(0, str(PACKAGE))
 
 from pkmserve import AsyncClient, Client, ServerError  # noqa: E402
-from pkmserve import _calls, _http  # noqa: E402
+from pkmserve import _calls, _http, _results  # noqa: E402
 
 TEXT = "The old man went to the sea."
 
@@ -43,6 +43,7 @@ def test_scores_are_the_routes_as_arrays(server, client):
         assert getattr(got, name).tolist() == [r[name] for r in told]
     for tokens, result in zip(got.tokens, told):
         assert tokens.ids.tolist() == [t["id"] for t in result["tokens"]]
+        assert tokens.offsets.tolist() == [t["offset"] for t in result["tokens"]]
         assert tokens.ranks.tolist() == [t["rank"] for t in result["tokens"]]
         assert tokens.logprobs.tolist() == [np.float32(t["logprob"]) for t in result["tokens"]]
         assert tokens.entropy.dtype == np.float32 and tokens.pieces[0] == result["tokens"][0]["piece"]
@@ -59,6 +60,8 @@ def test_ids_continuations_and_what_nothing_predicts(client):
     ids = np.array([542, 699, 450], np.int64)
     got = client.score([ids, ids[:1]], tokens=True)
     assert got.tokens[0].ids.tolist() == ids.tolist()
+    assert _results.read_tokens([{"id": 5, "logprob": None}]).offsets.tolist() == [-1]  # of a model without a tokenizer
+    assert client.memory(ids).pieces == got.tokens[0].pieces  # the server puts nothing in front of ids
     assert np.isnan(got.tokens[0].logprobs[0]) and got.tokens[0].logprobs[1] < 0
     assert np.isnan(got.perplexity[1]) and got.n_scored.tolist() == [2, 0]
     assert client.score(ids).sum_logprob[0] == got.sum_logprob[0]
