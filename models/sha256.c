@@ -9,13 +9,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#define HAS_FAST 1
 #elif defined(__aarch64__) && (!defined(__clang__) || defined(__ARM_FEATURE_SHA2))
 #include <arm_neon.h>
 #include <sys/auxv.h>
-#define HAS_FAST 1
-#else
-#define HAS_FAST 0
+#define HAS_ARMV8 1
 #endif
 
 enum { LENGTH_AT = 56 /* where the last block has the message's length in bits */ };
@@ -85,7 +82,7 @@ void sha256_blocks_plain(uint32_t state[8], const unsigned char *data, size_t n)
     }
 }
 
-#if HAS_FAST && defined(__x86_64__)
+#if defined(__x86_64__)
 
 /* The instructions for SHA of x86: two rounds each, and four words of the schedule. They want the
  * variables as (a, b, e, f) and (c, d, g, h), the first of them in the highest place. */
@@ -139,7 +136,7 @@ static bool ask_machine(void)
            __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & sha) != 0;
 }
 
-#elif HAS_FAST
+#elif defined(HAS_ARMV8)
 
 /* The instructions for SHA of ARMv8: four rounds of (a, b, c, d), four of (e, f, g, h), and four
  * words of the schedule. */
@@ -178,9 +175,16 @@ static bool ask_machine(void)
     return (getauxval(AT_HWCAP) & HWCAP_SHA2) != 0;
 }
 
-#endif
+#else
 
-#if HAS_FAST
+#define blocks_fast sha256_blocks_plain
+
+static bool ask_machine(void)
+{
+    return false;
+}
+
+#endif
 
 /* Asked once: in a virtual machine the question is slow. */
 static bool has_instructions(void)
@@ -194,17 +198,13 @@ static bool has_instructions(void)
     return answer == 2;
 }
 
-#endif
-
 void sha256_blocks(uint32_t state[8], const unsigned char *data, size_t n)
 {
-#if HAS_FAST
     if (has_instructions()) {
         blocks_fast(state, data, n);
-        return;
+    } else {
+        sha256_blocks_plain(state, data, n);
     }
-#endif
-    sha256_blocks_plain(state, data, n);
 }
 
 void sha256_begin(struct sha256 *sum)

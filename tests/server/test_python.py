@@ -75,6 +75,7 @@ def test_many_texts_go_in_requests_of_a_bounded_size(client):
     got = client.score(texts)
     assert len(got.answers) == 3
     assert got.sum_logprob[40] == client.score(texts[40]).sum_logprob[0]
+
     def parts(*lengths):
         return [len(part) for part in _calls._parts(["a" * n for n in lengths])]
 
