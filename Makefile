@@ -27,7 +27,10 @@ CLIENT_PYTHON ?= python3
 
 # ---- flags -------------------------------------------------------------------------------------
 
-WARN     := -Wall -Wextra -Wconversion -Wshadow -Werror
+# A compiler newer than those tried here may warn of more, which is shown and stops nobody.
+NEWEST_CC := $(if $(findstring clang,$(CC)),19,14)
+WERROR    ?= $(if $(shell [ "$$($(CC) -dumpversion | cut -d. -f1)" -le $(NEWEST_CC) ] && echo yes),-Werror)
+WARN     := -Wall -Wextra -Wconversion -Wshadow $(if $(findstring clang,$(CC)),-Wenum-float-conversion) $(WERROR)
 # -ffp-contract=off: the compiler must not fuse a multiply and an add in one loop and not in its twin,
 # or a row's bits would depend on the other rows of its step. Kernels that use an fma say so.
 COMMON   := $(OPT) -I. -pthread -ffp-contract=off -fno-omit-frame-pointer -D_GNU_SOURCE $(WARN) \

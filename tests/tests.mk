@@ -252,6 +252,13 @@ check-chart: all ## Helm chart, Job and examples against the schemas that are to
 	@PKMSERVE=$(abspath $(B)/pkmserve) $(if $(CRDS),CRDS=$(abspath $(CRDS))) PATH=$$PATH:$(abspath build/tools) \
 	    $(B)/chart/bin/python -m pytest -q -rs -p no:cacheprovider tests/docker/test_chart.py tests/docker/test_files.py
 
+# ---- on another Debian ---------------------------------------------------------------------------
+
+DEBIAN ?= trixie
+.PHONY: check-debian
+check-debian: ## build and run every test in a bare root of another Debian (DEBIAN=trixie); as root, with debootstrap
+	@tests/debian.sh $(DEBIAN)
+
 # ---- on ARM64 ------------------------------------------------------------------------------------
 
 # Built by Debian's cross compiler with arm64's libraries in a root of their own, and run by qemu, whose processor has

@@ -237,7 +237,7 @@ static double mean_rate(struct cpu_backend *cpu, int n_item, double work, pool_f
     const double start = now_s();
     double seconds = 0;
     double done = 0;
-    while (seconds < 1e-3 * MEASURE_MS) {
+    while (seconds < 1e-3 * (double)MEASURE_MS) {
         pool_for(cpu->pool, n_item, POOL_STREAM, fn, m);
         done += work;
         seconds = now_s() - start;
@@ -268,7 +268,7 @@ static double measure_peak(struct cpu_backend *cpu, void (*peak)(int64_t n, doub
     peak(1, &flops);
     struct measure m = {.peak = peak, .n_round = ROUNDS};
     const int n_item = cpu->base.n_thread * ITEMS_PER_THREAD;
-    return mean_rate(cpu, n_item, flops * ROUNDS * n_item, run_peak, &m);
+    return mean_rate(cpu, n_item, flops * (double)ROUNDS * n_item, run_peak, &m);
 }
 
 void cpu_measure(struct backend *be, enum dtype dtype, struct machine_rate *rate)

@@ -63,7 +63,7 @@ static void guess(const struct search *s, int reach, float *low, float *high)
         z[i] = list->z[(int64_t)list->n * i / DRAW_SAMPLE];
     }
     d->simd->select(order, sorted, z, DRAW_SAMPLE, DRAW_SAMPLE, &d->scratch.select);
-    double after = (list->mass - (s->goal - s->above)) * DRAW_SAMPLE / list->n;
+    double after = (list->mass - (s->goal - s->above)) * (double)DRAW_SAMPLE / list->n;
     int at = DRAW_SAMPLE;
     do {
         at--;

@@ -52,7 +52,7 @@ void progress_show(struct progress *progress, const char *label, double share)
     }
     const int64_t now_us = progress->last_us;
     char bar[BAR_WIDTH + 1];
-    const int full = (int)(share * BAR_WIDTH);
+    const int full = (int)(share * (double)BAR_WIDTH);
     memset(bar, '.', BAR_WIDTH);
     memset(bar, '#', (size_t)(full < 0 ? 0 : full > BAR_WIDTH ? BAR_WIDTH : full));
     bar[BAR_WIDTH] = '\0';

@@ -287,7 +287,7 @@ static double peak_rate(struct bench *b)
     const int n_item = PEAK_ITEMS * b->be->n_thread;
     const double start = now_s();
     pool_for(b->cpu->pool, n_item, POOL_STREAM, run_peak, &peak);
-    return flops * PEAK_ROUNDS * n_item / (now_s() - start);
+    return flops * (double)PEAK_ROUNDS * n_item / (now_s() - start);
 }
 
 static struct step *step_of(struct bench *b, int rows)
@@ -693,7 +693,7 @@ static void bench_steps(struct bench *b, int n_round)
         struct series limit_ms = {.n = 0};
         struct series share = {.n = 0};
         for (int round = 0; round < n_round; round++) {
-            double flops = 2.0 * D * N_VOCAB; /* one row of logits */
+            double flops = 2.0 * (double)(D * N_VOCAB); /* one row of logits */
             double start = now_s();
             for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
                 flops += all[i].n_out == N_VOCAB

@@ -10,7 +10,7 @@
 int sweep_copies(const struct bench *b, double bytes)
 {
     const double n = (double)b->cold_bytes / (bytes < 1 ? 1 : bytes) + 1;
-    return n < SWEEP_MAX ? (int)n : SWEEP_MAX;
+    return n < (double)SWEEP_MAX ? (int)n : SWEEP_MAX;
 }
 
 /* At least so many ops per list, so that the upload and the wait of a step weigh little; few where

@@ -78,6 +78,16 @@ def test_inspect_prints_the_hash_of_each_table():
     assert all(h in ok("inspect", "--hash") for h in wanted)
 
 
+def test_warnings_of_a_compiler_newer_than_those_tried_stop_nobody(tmp_path):
+    newer = tmp_path / "newer"
+    newer.write_text("#!/bin/sh\necho 99.1.0\n")
+    newer.chmod(0o755)
+    for compiler, is_error in (("gcc", True), (newer, False)):
+        told = subprocess.run(["make", "-n", "V=1", "B=%s" % tmp_path, "CC=%s" % compiler, "%s/engine/bounds.o" % tmp_path],
+                              cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        assert "-Wconversion" in told and ("-Werror" in told) is is_error, told
+
+
 def test_what_was_installed_finds_its_model(tmp_path):
     """make install, without the build that this would begin with, to a place with a blank in its name."""
     place = tmp_path / "of two"

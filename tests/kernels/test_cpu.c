@@ -152,7 +152,7 @@ static void test_flat_distributions_draw_as_ref_does(void **state)
     assert_int_equal(ref_open(&ref, NULL), ERR_OK);
     struct step *const expected = step_of(ref, N_ROW, N_VOCAB);
     for (int i = 0; i < N_ROW; i++) {
-        expected->sample[i] = (struct sample_params){.u = (i + 0.5) / N_ROW,
+        expected->sample[i] = (struct sample_params){.u = (i + 0.5) / (double)N_ROW,
                                                      .temperature = 0.5f + (float)(i % 4),
                                                      .top_p = i % 3 == 0 ? 1 : 0.97f,
                                                      .min_p = i % 3 == 0 ? 0.01f : 0,

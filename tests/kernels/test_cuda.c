@@ -616,7 +616,8 @@ static void expect_normed(const struct norms *n)
         sum += (double)y[c];
         squares += (double)y[c] * (double)y[c];
     }
-    assert_true(sum < 1e-3 && sum > -1e-3 && squares > D * 0.999 && squares < D * 1.001);
+    assert_true(sum < 1e-3 && sum > -1e-3 && squares > 0.999 * (double)D &&
+                squares < 1.001 * (double)D);
 }
 
 static void test_ops_run_outside_of_steps_and_in_any_number(void **state)

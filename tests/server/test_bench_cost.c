@@ -144,7 +144,7 @@ static void what_other_families_add_is_counted(void **state)
     info.memory[0].place = MEMORY_AFTER; /* none replaces the layer's network */
     info.memory[1].output_gate = OUTPUT_GATE_SCALAR;
     assert_bytes(bytes_of(&info),
-                 4 * (matrices - D + 3 * D * FF + search + 10 * D + rows) + gathered / 2);
+                 4 * (matrices + (double)(3 * D * FF - D) + search + 10 * D + rows) + gathered / 2);
 }
 
 int main(void)

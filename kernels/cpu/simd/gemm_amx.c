@@ -308,7 +308,7 @@ static ALWAYS_INLINE void peak(const bool is_int8, int64_t n, double *flops)
         PRODUCT(3, 5, 7);
     }
     _tile_release();
-    *flops = 4.0 * 2 * (is_int8 ? 4 : 2) * BLOCK * BLOCK * BLOCK * (double)n;
+    *flops = 4.0 * 2 * (is_int8 ? 4 : 2) * (double)(BLOCK * BLOCK * BLOCK) * (double)n;
 }
 
 void SIMD(peak_amx)(int64_t n, double *flops)

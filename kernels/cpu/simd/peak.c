@@ -48,7 +48,7 @@ void SIMD(peak_f32)(int64_t n, double *flops)
     for (int c = 0; c < CHAINS; c++) {
         sink = sink + v_sum(sum[c]);
     }
-    *flops = 2.0 * LANES * CHAINS * (double)n;
+    *flops = 2.0 * (double)(LANES * CHAINS) * (double)n;
 }
 
 #if defined(HAS_DOT_PAIRS)
@@ -70,7 +70,7 @@ void SIMD(peak_bf16)(int64_t n, double *flops)
     for (int c = 0; c < CHAINS; c++) {
         sink = sink + v_sum(sum[c]);
     }
-    *flops = 4.0 * LANES * CHAINS * (double)n;
+    *flops = 4.0 * (double)(LANES * CHAINS) * (double)n;
 }
 
 #endif
@@ -93,7 +93,7 @@ void SIMD(peak_int8)(int64_t n, double *flops)
     for (int c = 0; c < CHAINS; c++) {
         sink = sink + (sum[c][0] & 1);
     }
-    *flops = 8.0 * LANES * CHAINS * (double)n;
+    *flops = 8.0 * (double)(LANES * CHAINS) * (double)n;
 }
 
 #endif

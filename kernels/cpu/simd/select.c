@@ -60,7 +60,7 @@ static struct bounds first_bounds(const float *score, int n)
         most = v_max(most, v);
         sum = sum + v;
     }
-    return (struct bounds){-v_max_of(-least), v_max_of(most), v_sum(sum) / GROUPS};
+    return (struct bounds){-v_max_of(-least), v_max_of(most), v_sum(sum) / (float)GROUPS};
 }
 
 struct threshold {

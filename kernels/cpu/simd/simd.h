@@ -273,7 +273,7 @@ static ALWAYS_INLINE vf v_load_n(const void *from, int n)
         return v_load(from);
     }
     float lane[LANES] = {0};
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && i < LANES; i++) { /* what the compiler cannot know of n */
         memcpy(&lane[i], (const float *)from + i, sizeof(float));
     }
     return v_load(lane);
