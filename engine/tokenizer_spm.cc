@@ -313,10 +313,10 @@ enum err_code open_model(struct spm_tokenizer *t, const char *path, const std::s
     if (code != ERR_OK) {
         return code;
     }
-    const sentencepiece::util::Status status = t->spm.LoadFromSerializedProto(model);
+    const auto status = t->spm.LoadFromSerializedProto(model);
     if (!status.ok()) {
         return err_set(err, ERR_FORMAT, "%s: not a SentencePiece model: %s", path,
-                       status.error_message());
+                       std::string(status.message()).c_str());
     }
     /* A vocabulary without <unk> has the library's behind its last word, as no id of the model. */
     const int n_piece = t->spm.GetPieceSize();

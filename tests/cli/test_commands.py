@@ -79,10 +79,11 @@ def test_inspect_prints_the_hash_of_each_table():
 
 
 def test_warnings_of_a_compiler_newer_than_those_tried_stop_nobody(tmp_path):
-    newer = tmp_path / "newer"
-    newer.write_text("#!/bin/sh\necho 99.1.0\n")
-    newer.chmod(0o755)
-    for compiler, is_error in (("gcc", True), (newer, False)):
+    for name, version, is_error in (("gcc", "14.2.0", True), ("gcc-99", "99", False), ("clang", "19.1.7", True),
+                                    ("clang-20", "20.1.0", False)):
+        compiler = tmp_path / name
+        compiler.write_text("#!/bin/sh\necho %s\n" % version)
+        compiler.chmod(0o755)
         told = subprocess.run(["make", "-n", "V=1", "B=%s" % tmp_path, "CC=%s" % compiler, "%s/engine/bounds.o" % tmp_path],
                               cwd=ROOT, check=True, capture_output=True, text=True).stdout
         assert "-Wconversion" in told and ("-Werror" in told) is is_error, told

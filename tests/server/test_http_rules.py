@@ -92,9 +92,12 @@ def test_absurd_content_lengths(small):
 
 def refusal(got):
     """The error of a single answer 400, or None: libmicrohttpd 1.0 refuses some heads itself, with a page of HTML."""
-    assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1 400") == 1, got
-    body = got.split(b"\r\n\r\n")[1]
-    return None if body.startswith(b"<html>") else json.loads(body)["error"]
+    first, _, body = got.partition(b"\r\n\r\n")
+    assert b"\r\n\r\n" not in body and first[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 501 "), got
+    if body.startswith(b"<html>"):
+        return None
+    assert first[9:12] == b"400"
+    return json.loads(body)["error"]
 
 
 def test_missing_host_gets_one_answer(server):
@@ -722,9 +725,7 @@ def test_two_content_lengths_are_400(server, lengths):
     with server.connect() as s:
         s.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: %s\r\n"
                   b"content-length: %s\r\n\r\nhello!" % lengths)
-        data = read_to_end(s)
-        assert data.startswith(b"HTTP/1.1 400"), data
-        assert data.count(b"HTTP/1.1") == 1
+        refusal(read_to_end(s))
 
 
 @pytest.mark.parametrize("lines", [
@@ -736,9 +737,7 @@ def test_ambiguous_ends_of_the_body_are_400(server, lines):
     with server.connect() as s:
         s.sendall(b"POST /score HTTP/1.1\r\nHost: t\r\n" + lines + b"\r\n"
                   b"d\r\n{\"text\": \"a\"}\r\n0\r\n\r\n")
-        data = read_to_end(s)
-        assert data.startswith(b"HTTP/1.1 400"), data
-        assert data.count(b"HTTP/1.1") == 1
+        refusal(read_to_end(s))
 
 
 def test_long_uri_and_large_headers(server):
