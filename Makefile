@@ -88,11 +88,10 @@ ISA_plain  := -DISA_PLAIN
 ISAS_x86_64  := avx512 avx2
 ISAS_aarch64 := neon_bf16 neon_dot neon
 ISAS       := $(ISAS_$(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))) plain
-# Sanitizers slow the vector kernels tenfold. The kernels' tests run them so, but for those of the sets BARE_ISAS;
-# whatever runs a model gets them as they are: of the build BARE, which has them, or compiled once more.
+# Sanitizers slow the vector kernels tenfold. The kernels' tests run them so; whatever runs a model gets them as they
+# are: of the build BARE, which has them, or compiled once more.
 BARE       ?=
-BARE_ISAS  ?=
-SIMD_OBJ   := $(foreach isa,$(ISAS),$(SIMD_SRC:%.c=$(if $(filter $(isa),$(BARE_ISAS)),$(BARE),$(B))/%.$(isa).o))
+SIMD_OBJ   := $(foreach isa,$(ISAS),$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
 SIMD_MODEL := $(if $(SANITIZE),$(if $(BARE),$(SIMD_OBJ:$(B)/%=$(BARE)/%),$(SIMD_OBJ:.o=.bare.o)),$(SIMD_OBJ))
 
 obj = $(patsubst %.cc,$(B)/%.o,$(patsubst %.c,$(B)/%.o,$(1)))
