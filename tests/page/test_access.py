@@ -48,3 +48,9 @@ def test_a_wide_table_is_moved_by_keyboard_and_stays_there(browser, server):
                "the next figures")
     assert browser.run("""const wide = document.querySelector('#now-memory .wide');
         return [document.activeElement === wide, wide.scrollLeft]""") == [True, 100]
+
+
+def test_all_that_is_read_is_in_a_landmark(browser, server):
+    """Who goes from landmark to landmark misses what stands beside them, such as the card of a token."""
+    opened(browser, server, "write")
+    assert browser.run("return [...document.body.children].map(e => e.localName).join()") == "header,main"
