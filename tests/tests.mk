@@ -218,11 +218,11 @@ soak: all ## an hour of everything at once (SOAK_SECONDS=3600): no error, no gro
 
 # Everything there is, an hour and a half of it; needs root for the containers and PyPI for the clients.
 .PHONY: release-check
-release-check: ## what a release must pass: .ci/run, fuzz, clients, containers, the page, stress, five minutes of soak
+release-check: ## what a release must pass: .ci/run, the next Debian, fuzz, clients, containers, the page, stress, five minutes of soak
 	.ci/run
 	ANALYZER_NODES=225000 $(MAKE) lint
 	$(MAKE) test-asan ASAN_ALL=1
-	$(MAKE) fuzz check-clients check-containers check-page stress
+	$(MAKE) check-debian fuzz check-clients check-containers check-page stress
 	$(MAKE) soak SOAK_SECONDS=300
 
 # A Python of its own for the clients: they come from PyPI, at the versions named there.
