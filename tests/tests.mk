@@ -142,7 +142,7 @@ test-asan: deps-test ## the tests under AddressSanitizer and UndefinedBehaviorSa
 	@TEST_DEVICE=cpu TEST_FEW=1 CHECK_ORDER=random CHECK_PERCENT=2 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/asan $(ASAN_KERNELS) $(ASAN_MODELS) engine $(ASAN_SERVER) fuzz
 
-TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse kernels/test_cuda_search
+TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse kernels/test_cuda_search kernels/test_cuda_attention_mma
 TSAN_ENGINE   := $(filter-out engine/test_tokenizer%,$(patsubst tests/%.c,%,$(wildcard tests/engine/test_*.c)))
 TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS) $(TSAN_ENGINE))
 # Tests of the double's kernels that are short, and some cases of each op, by a seed whose cases are small: on the CUDA
