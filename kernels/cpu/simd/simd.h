@@ -273,7 +273,7 @@ static ALWAYS_INLINE vf v_load_n(const void *from, int n)
         return v_load(from);
     }
     float lane[LANES] = {0};
-    for (int i = 0; i < n && i < LANES; i++) { /* what the compiler cannot know of n */
+    for (int i = 0; i < n && i < LANES; i++) { /* n < LANES, which the compiler cannot know */
         memcpy(&lane[i], (const float *)from + i, sizeof(float));
     }
     return v_load(lane);
