@@ -75,6 +75,7 @@ static bool native_read(struct generate_job *job, struct fields *fields, struct 
         return false;
     }
     generate_read_numbers(fields, sampling, limits->info, &limits->info->sampling);
+    generate_read_seed(fields, sampling, false);
     input_refuse(fields);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);

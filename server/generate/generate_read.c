@@ -36,7 +36,14 @@ void generate_read_numbers(struct fields *fields, struct sampling *s, const stru
     fields_int(fields, "top_k", NULL, -1, info->n_vocab, &s->top_k);
     s->top_k = s->top_k == -1 ? 0 : s->top_k;
     fields_bool(fields, "ignore_eos", NULL, &s->ignore_eos);
-    if (!fields_u64(fields, "seed", &s->seed)) {
+}
+
+void generate_read_seed(struct fields *fields, struct sampling *s, bool is_signed)
+{
+    const json_t *const given = fields_get(fields, "seed", NULL);
+    int64_t integer = 0;
+    const bool is_none = is_signed && fields_is_integer(given, &integer) && integer == -1;
+    if (is_none || !fields_u64(fields, "seed", is_signed ? INT64_MIN : 0, &s->seed)) {
         CHECK(getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed);
         /* Many JSON readers keep only 53 bits: a seed that we draw survives them. */
         s->seed &= (UINT64_C(1) << 53) - 1;

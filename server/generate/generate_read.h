@@ -7,10 +7,13 @@
 
 #include "server/generate/generate.h"
 
-/* temperature, top_p, top_k, min_p, the penalties, ignore_eos, seed (drawn if not given). What the
- * request leaves out is taken from defaults: other servers' dialects have their own. */
+/* temperature, top_p, top_k, min_p, the penalties, ignore_eos. What the request leaves out is taken
+ * from defaults: other servers' dialects have their own. */
 void generate_read_numbers(struct fields *fields, struct sampling *sampling,
                            const struct model_info *info, const struct model_sampling *defaults);
+/* seed, drawn if not given. OpenAI's seeds are signed, and for its clients -1 means none, as for
+ * vLLM; the others below 0 are seeds like any. */
+void generate_read_seed(struct fields *fields, struct sampling *sampling, bool is_signed);
 /* stop: a string or a list of strings. */
 void generate_read_stop(struct fields *fields, struct sampling *sampling,
                         const struct api_limits *limits);

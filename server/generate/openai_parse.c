@@ -59,6 +59,7 @@ static void read_sampling(struct fields *fields, struct sampling *sampling,
 {
     bool skip_special = true;
     generate_read_numbers(fields, sampling, limits->info, &MODEL_SAMPLING_PLAIN);
+    generate_read_seed(fields, sampling, true);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     fields_int(fields, "min_tokens", NULL, 0, INT32_MAX, &sampling->min_tokens);

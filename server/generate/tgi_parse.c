@@ -19,6 +19,7 @@ static void read_sampling(struct fields *fields, struct generate_job *job,
 {
     bool do_sample = false;
     generate_read_numbers(fields, sampling, limits->info, &MODEL_SAMPLING_PLAIN);
+    generate_read_seed(fields, sampling, false);
     generate_read_stop(fields, sampling, limits);
     generate_read_ids(fields, sampling, limits);
     fields_bool(fields, "do_sample", NULL, &do_sample);

@@ -344,7 +344,7 @@ static const char *fields_digits(const struct fields *fields, const char *name)
     return NULL;
 }
 
-bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
+bool fields_u64(struct fields *fields, const char *name, int64_t min, uint64_t *value)
 {
     const json_t *const given = fields_get(fields, name, NULL);
     if (given == NULL) {
@@ -352,7 +352,7 @@ bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
     }
     int64_t integer = 0;
     /* A real at 2^53 or above may stand for several integers: its digits tell which. */
-    if (fields_is_integer(given, &integer) && integer >= 0 &&
+    if (fields_is_integer(given, &integer) && integer >= min &&
         (json_is_integer(given) || integer < (INT64_C(1) << 53))) {
         *value = (uint64_t)integer;
         return true;
@@ -370,8 +370,8 @@ bool fields_u64(struct fields *fields, const char *name, uint64_t *value)
         return true;
     }
     return api_error_set(fields->error, 400, "invalid_value", name,
-                         "%s is %.15g, but must be an integer 0 ... 18446744073709551615", name,
-                         json_number_value(given));
+                         "%s is %.15g, but must be an integer %lld ... 18446744073709551615", name,
+                         json_number_value(given), (long long)min);
 }
 
 int fields_choice(struct fields *fields, const char *name, const char *const *choices)

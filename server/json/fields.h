@@ -66,8 +66,8 @@ void fields_float(struct fields *fields, const char *name, const char *alias,
                   struct fields_range range, float *value);
 void fields_bool(struct fields *fields, const char *name, const char *alias, bool *value);
 /* All 64 bits, which jansson's own integers do not hold; also of a real without fraction, as 1e19.
- * true if given. */
-bool fields_u64(struct fields *fields, const char *name, uint64_t *value);
+ * Of numbers below 0, min is the least; they count as 2^64 more. true if given. */
+bool fields_u64(struct fields *fields, const char *name, int64_t min, uint64_t *value);
 /* A string of closed choices; returns the index, or -1 if absent. choices ends with NULL. */
 int fields_choice(struct fields *fields, const char *name, const char *const *choices);
 /* A name or a word, NULL if absent; U+0000 in it is an error. Texts, which may contain it, are read

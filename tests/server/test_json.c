@@ -118,7 +118,7 @@ static const char *read_body(struct read *r, const char *body, bool strict)
         fields_int(&fields, "i", "int", 0, 10, &r->i);
         fields_float(&fields, "f", NULL, (struct fields_range){0, 1, true, false}, &r->f);
         fields_bool(&fields, "b", "bool", &r->b);
-        (void)fields_u64(&fields, "u", &r->u);
+        (void)fields_u64(&fields, "u", 0, &r->u);
         fields_finish(&fields, strict, r->ignored);
     }
     fields_close(&fields);
@@ -138,7 +138,7 @@ static void test_inner_objects(void **state)
     char ignored[FIELDS_IGNORED_MAX] = "";
     assert_true(fields_open(&fields, body, sizeof body - 1, &error));
     assert_true(fields_open_in(&inner, &fields, "in"));
-    assert_true(fields_u64(&inner, "u", &u));
+    assert_true(fields_u64(&inner, "u", 0, &u));
     assert_true(u == UINT64_MAX);
     fields_finish(&inner, false, ignored);
     assert_int_equal(json_object_size(inner.object), 1); /* what is ignored is freed */

@@ -112,6 +112,29 @@ def test_seed_decides(server):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("seed", [-2, -2.0, -2**63])
+def test_seeds_below_0_decide_too(server, seed):
+    texts = [complete(server, max_tokens=16, seed=s)["choices"][0]["text"]
+             for s in (seed, seed, seed + 1 if seed < -2 else -3)]
+    assert texts[0] == texts[1] != texts[2]
+    if seed == -2:
+        assert complete(server, max_tokens=16, seed=2**64 - 2)["choices"][0]["text"] == texts[0]
+
+
+def test_seed_minus_1_is_none(server):
+    """As for vLLM; 2^64 - 1, which has the same bits, is a seed."""
+    texts = {complete(server, max_tokens=16, seed=-1)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) > 1
+    texts = {complete(server, max_tokens=16, seed=2**64 - 1)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("seed", [-2**63 - 1, -0.5, 2**64, "1"])
+def test_seeds_of_more_than_64_bits_are_refused(server, seed):
+    answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "seed": seed})
+    assert "seed" in error_of(answer, 400, "invalid_value")
+
+
 @pytest.mark.parametrize("fields", [{"best_of": 1}, {"best_of": 2, "n": 2}, {"user": "me"},
                                     {"priority": 0}, {"priority": 3}, {"priority": "bulk"},
                                     {"suffix": None, "logprobs": None, "stop": None, "seed": None},
