@@ -225,11 +225,18 @@ release-check: ## what a release must pass: .ci/run, the next Debian, fuzz, clie
 	$(MAKE) check-debian fuzz check-clients check-containers check-page stress
 	$(MAKE) soak SOAK_SECONDS=300
 
-# A Python of its own for the clients: they come from PyPI, at the versions named there.
-check-clients: all ## the clients that people use, unmodified, against the server
-	@test -x $(B)/clients/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/clients && \
-	    $(B)/clients/bin/pip install -q -r tests/clients/requirements.txt; }
-	@PKMSERVE=$(B)/pkmserve $(B)/clients/bin/python -m pytest -q -rs -p no:cacheprovider tests/clients
+# Pythons of their own for the clients, which come from PyPI at the versions named there: one for the packages, and
+# one for the frameworks, which want other versions of them.
+check-clients: all $(B)/clients/bin/pytest $(B)/frameworks/bin/pytest ## the clients that people use, unmodified, against the server
+	@PKMSERVE=$(B)/pkmserve $(B)/clients/bin/python -m pytest -q -rs -p no:cacheprovider \
+	    --ignore tests/clients/frameworks tests/clients
+	@PKMSERVE=$(B)/pkmserve $(B)/frameworks/bin/python -m pytest -q -rs -W ignore -p no:cacheprovider \
+	    tests/clients/frameworks
+$(B)/clients/bin/pytest: tests/clients/requirements.txt
+$(B)/frameworks/bin/pytest: tests/clients/frameworks/requirements.txt
+$(B)/clients/bin/pytest $(B)/frameworks/bin/pytest:
+	@$(CLIENT_PYTHON) -m venv --clear $(patsubst %/bin/pytest,%,$@)
+	@$(@D)/pip install -q -r $<
 
 # Another one, for the transformers package. BENCH_TORCH, a Python that has PyTorch, spares its download.
 check-hf: all $(B)/tests/gpu/forward ## fresh random models of the transformers package against the server

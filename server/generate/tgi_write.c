@@ -201,7 +201,8 @@ generate_part *const tgi_event_parts[] = {open_event, close_event, NULL};
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
-/* TGI has one word per kind of failure, and clients tell them apart by it alone. */
+/* TGI has one word per kind of failure, and clients tell them apart by it alone. NULL for a key
+ * that is not valid, for which it has none: without a word clients go by the status. */
 static const char *error_type(const struct api_error *error)
 {
     const char *const code = error->code;
@@ -210,6 +211,7 @@ static const char *error_type(const struct api_error *error)
         return "overloaded";
     }
     switch (error->status) {
+    case 401: return NULL;
     case 500: return strcmp(code, "out_of_memory") == 0 ? "incomplete_generation" : "generation";
     case 503: return "healthcheck";
     case 504: return "incomplete_generation";
@@ -234,7 +236,9 @@ static void put_error(struct text *out, const struct api_error *error, const cha
     (void)request_id; /* is in the header alone */
     json_open(out, '{');
     json_field_string(out, "error", error->text.message);
-    json_field_string(out, "error_type", error_type(error));
+    if (error_type(error) != NULL) {
+        json_field_string(out, "error_type", error_type(error));
+    }
     json_close(out, '}');
 }
 
