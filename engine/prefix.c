@@ -20,6 +20,15 @@ static struct kvpages_key key_of(const struct sequence *seq, int i, const int32_
     return key;
 }
 
+/* Prompt tokens count as read whether they are computed or not. */
+static void skip(struct engine_stats *stats, struct sequence *seq, int64_t n, int64_t n_own)
+{
+    if (seq->job->request->kind == REQUEST_GENERATE) {
+        count(&stats->prompt_tokens, n);
+    }
+    sequence_skip(seq, n, n_own);
+}
+
 bool prefix_take(struct kvpages *pages, struct engine_stats *stats, struct sequence *seq,
                  int n_page)
 {
@@ -40,7 +49,7 @@ bool prefix_take(struct kvpages *pages, struct engine_stats *stats, struct seque
     }
     seq->n_page = n_page;
     seq->n_kept = n;
-    sequence_skip(seq, (int64_t)n * KV_PAGE, (int64_t)n_own * KV_PAGE);
+    skip(stats, seq, (int64_t)n * KV_PAGE, (int64_t)n_own * KV_PAGE);
     if (pages->shares && seq->n_skip >= KV_PAGE) {
         count(&stats->prefix_queries, seq->n_feed);
         count(&stats->prefix_hits, (int64_t)n * KV_PAGE);
@@ -71,7 +80,7 @@ bool prefix_advance(struct kvpages *pages, struct engine_stats *stats, struct se
         seq->n_kept++;
         count(&stats->prefix_hits, end - seq->n_done);
         const bool own = kvpages_owner(pages, page) == request->owner;
-        sequence_skip(seq, end - seq->n_done, own ? end - seq->n_done : 0);
+        skip(stats, seq, end - seq->n_done, own ? end - seq->n_done : 0);
     }
 }
 

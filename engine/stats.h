@@ -28,8 +28,9 @@ enum stats_stage { STAGE_QUEUED, STAGE_PREFILL, STAGE_DECODE, STAGE_SCORE, STAGE
 struct engine_stats {
     atomic_llong running, waiting, waiting_tokens; /* gauges */
     atomic_llong trace_wait_bytes; /* of the traces that a request waits for; 0 = none does */
-    atomic_llong kv_pages_used, kv_pages;                        /* gauges */
-    atomic_llong prompt_tokens, generation_tokens;               /* counters */
+    atomic_llong kv_pages_used, kv_pages; /* gauges */
+    /* Counters: tokens of prompts, those found in the cache too, and drawn ones. */
+    atomic_llong prompt_tokens, generation_tokens;
     atomic_llong success_stop, success_length, aborted, errored; /* sequences by finish */
     atomic_llong cancelled[STAGE_N];
     atomic_llong prefix_queries, prefix_hits; /* tokens looked for in the cache, and found */

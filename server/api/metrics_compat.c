@@ -64,8 +64,8 @@ static void write_vllm(struct text *out, const struct engine_stats *stats, const
         {"vllm:num_requests_waiting", "gauge", "Requests in the queue.", get(&stats->waiting)},
         {"vllm:kv_cache_usage_perc", "gauge", "Share of the cache in use, 0 to 1.",
          usage_of(stats)},
-        {"vllm:prompt_tokens_total", "counter", "Prompt tokens computed.",
-         get(&stats->prompt_tokens)},
+        {"vllm:prompt_tokens_total", "counter",
+         "Tokens of prompts read, computed or found in the cache.", get(&stats->prompt_tokens)},
         {"vllm:generation_tokens_total", "counter", "Tokens generated.",
          get(&stats->generation_tokens)},
     };

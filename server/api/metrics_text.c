@@ -19,7 +19,8 @@
 
 static void write_engine_counters(struct text *out, const struct engine_stats *stats)
 {
-    metrics_put_one(out, "prompt_tokens_total", "counter", "Prompt tokens computed.",
+    metrics_put_one(out, "prompt_tokens_total", "counter",
+                    "Tokens of prompts read, computed or found in the cache.",
                     (double)metrics_get(&stats->prompt_tokens));
     metrics_put_one(out, "generation_tokens_total", "counter", "Tokens generated.",
                     (double)metrics_get(&stats->generation_tokens));
