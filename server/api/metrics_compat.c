@@ -68,8 +68,17 @@ static void write_vllm(struct text *out, const struct engine_stats *stats, const
          "Tokens of prompts read, computed or found in the cache.", get(&stats->prompt_tokens)},
         {"vllm:generation_tokens_total", "counter", "Tokens generated.",
          get(&stats->generation_tokens)},
+        {"vllm:prefix_cache_queries_total", "counter", "Tokens looked for in the cache.",
+         get(&stats->prefix_queries)},
+        {"vllm:prefix_cache_hits_total", "counter", "Tokens found in the cache.",
+         get(&stats->prefix_hits)},
     };
     write_values(out, value, sizeof value / sizeof value[0], labels);
+    text_printf(out,
+                "# HELP vllm:engine_sleep_state 1 for the engine's state: ours never sleeps.\n"
+                "# TYPE vllm:engine_sleep_state gauge\n"
+                "vllm:engine_sleep_state{%s,sleep_state=\"awake\"} 1\n",
+                labels);
     metrics_put_finished(out, "vllm:request_success_total", labels, stats);
     text_printf(out,
                 "# HELP vllm:cache_config_info The key/value cache.\n"

@@ -205,7 +205,8 @@ VLLM = """num_requests_running num_requests_waiting kv_cache_usage_perc prompt_t
     inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds
     request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds
     request_decode_time_seconds request_prompt_tokens request_generation_tokens
-    request_params_max_tokens iteration_tokens_total cache_config_info"""
+    request_params_max_tokens iteration_tokens_total cache_config_info prefix_cache_queries_total
+    prefix_cache_hits_total engine_sleep_state"""
 TGI = """queue_size request_success request_duration request_mean_time_per_token_duration
     request_input_length request_generated_tokens"""
 
