@@ -156,7 +156,7 @@ bool routes_submit(struct server *server, struct exchange *x, struct request *re
     request->is_tenant = request->client != 0 && (server->keys == NULL || keys_n(server->keys) > 1);
     if (server->keys != NULL) {
         const bool is_shared = strcmp(server->options->prefix_cache, "shared") == 0;
-        request->scope = is_shared ? 0 : x->client;
+        request->scope ^= is_shared ? 0 : x->client; /* beside the request's own salt */
         request->owner = x->client;
     }
     request->wake = exchange_wake;

@@ -41,6 +41,7 @@ struct generate_job {
     int n_top, lang;
     enum priority priority;
     int64_t deadline_us;
+    uint64_t scope;
 
     /* What only one dialect asks for. */
     struct {

@@ -43,6 +43,7 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     const int priority = input_priority(fields);
     job->priority = priority < 0 ? PRIORITY_INTERACTIVE : (enum priority)priority;
     job->deadline_us = input_deadline(fields, limits);
+    job->scope = input_cache_scope(fields);
     /* A stream reports each token's log-probability. */
     job->n_top = job->logprobs < 0 && job->stream ? 0 : job->logprobs;
 }
@@ -187,6 +188,7 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
     ablate_give(request, &job->ablate);
     overlay_give(request, &job->overlays);
     request->lang = job->lang;
+    request->scope = job->scope;
     request->priority = job->priority;
     request->deadline_us = job->deadline_us;
     request->n_top = job->n_top;

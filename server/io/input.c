@@ -4,6 +4,7 @@
 #include "engine/clock.h"
 #include "engine/tokenizer.h"
 #include "kernels/fnv.h"
+#include "models/sha256.h"
 #include "server/version.h"
 
 #include <jansson.h>
@@ -421,6 +422,29 @@ int64_t input_deadline(struct fields *fields, const struct api_limits *limits)
     return clock_now_us() + ms * INT64_C(1000);
 }
 
+uint64_t input_cache_scope(struct fields *fields)
+{
+    enum { SALT_MAX = 1024 };
+    const char *const salt = fields_string(fields, "cache_salt", NULL);
+    if (salt == NULL) {
+        return 0;
+    }
+    const size_t bytes = strlen(salt);
+    if (bytes < 1 || bytes > SALT_MAX) {
+        (void)api_error_set(fields->error, 400, "invalid_value", "cache_salt",
+                            "cache_salt has %zu bytes, but must have 1 ... %d", bytes, SALT_MAX);
+        return 0;
+    }
+    struct sha256 sum;
+    unsigned char digest[SHA256_BYTES];
+    uint64_t scope = 0;
+    sha256_begin(&sum);
+    sha256_add(&sum, salt, bytes);
+    sha256_end(&sum, digest);
+    memcpy(&scope, digest, sizeof scope);
+    return scope;
+}
+
 bool input_id(struct fields *fields, char *id, size_t id_max)
 {
     id[0] = '\0';
@@ -482,6 +506,7 @@ static const struct {
     {"speculative_config", 0},
     {"prediction", 0},
     {"kv_transfer_params", 0},
+    {"ec_transfer_params", 0},
     {"disaggregated_params", 0},
     /* other ways to draw */
     {"use_beam_search", 0},
@@ -493,6 +518,8 @@ static const struct {
     {"dry_multiplier", 0},
     {"xtc_probability", 0},
     {"watermark", 0},
+    {"watermarking", 0},
+    {"repetition_detection", 0},
     {"bad_words", 0},
     {"logits_processors", 0},
     {"logprob_token_ids", 0},

@@ -126,6 +126,9 @@ enum input_memory input_memory(struct fields *fields, const struct api_limits *l
 /* PRIORITY_*, or -1 if not given. */
 int input_priority(struct fields *fields);
 int64_t input_deadline(struct fields *fields, const struct api_limits *limits);
+/* cache_salt, 1 ... 1024 bytes: the scope of the cached pages that the request may use, 0 if not
+ * given. Who does not know the salt cannot find them, nor tell from times that they are there. */
+uint64_t input_cache_scope(struct fields *fields);
 /* The client's own name of the request, id or request_id: at most id_max - 1 bytes. "" if not
  * given. Whether it is an integer, in a line of a file. */
 bool input_id(struct fields *fields, char *id, size_t id_max);

@@ -185,6 +185,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     input_language(fields, limits, &lang);
     const int priority = input_priority(fields);
     const int64_t deadline_us = input_deadline(fields, limits);
+    const uint64_t scope = input_cache_scope(fields);
     const char *const missing = query == NULL   ? "query"
                                 : items == NULL ? "items"
                                 : n_label == 0  ? "label_token_ids"
@@ -202,6 +203,7 @@ static bool parse_with(struct score_job *job, struct fields *fields, const int32
     overlay_give(job->request, &job->overlays);
     job->request->lang = lang;
     job->request->deadline_us = deadline_us;
+    job->request->scope = scope;
     job->request->window = job->request->stride = engine_context(limits->context);
     return set_items(job, limits, error) && score_set_priority(job, priority, limits, error);
 }

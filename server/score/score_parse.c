@@ -300,6 +300,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     input_language(fields, limits, &lang);
     const int priority = input_priority(fields);
     const int64_t deadline_us = input_deadline(fields, limits);
+    const uint64_t scope = input_cache_scope(fields);
     struct score_windows windows;
     score_windows_read(fields, &windows, limits);
     job->scheme = windows.scheme;
@@ -320,6 +321,7 @@ static bool make_request(struct score_job *job, struct fields *fields,
     overlay_give(request, &job->overlays);
     request->lang = lang;
     request->deadline_us = deadline_us;
+    request->scope = scope;
     request->n_top = job->logprobs > 0 ? job->logprobs : 0;
     request->entropy = asked->entropy;
     request->window = windows.window;

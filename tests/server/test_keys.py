@@ -112,8 +112,8 @@ RECORD = ("Patient record: %s Smith, born 1970, diagnosis diabetes type two, med
 @pytest.mark.parametrize("cache", ["on", "shared", "off"])
 def test_a_key_does_not_hear_what_others_have_sent(key_file, cache):
     with Server("--api-key-file", str(key_file), "--prefix-cache", cache) as server:
-        def cached(key, name):
-            body = {"prompt": RECORD % name, "max_tokens": 1}
+        def cached(key, name, **more):
+            body = {"prompt": RECORD % name, "max_tokens": 1, **more}
             answer = server.post("/generate", body, headers=bearer(key)).json()
             return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -122,6 +122,10 @@ def test_a_key_does_not_hear_what_others_have_sent(key_file, cache):
 
         assert cached("alpha-key", "Mary") == 0
         assert cached("beta-key", "Anna") == 0
+        before = hits()
+        for key in ("alpha-key", "beta-key"):  # a salt opens nobody else's texts
+            assert cached(key, "Mary", cache_salt="guessed") == 0
+        assert (hits() > before) == (cache == "shared")
         before = hits()
         assert cached("beta-key", "Mary") == 0  # a guess is not confirmed
         assert (hits() > before) == (cache == "shared")

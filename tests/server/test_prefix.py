@@ -2,7 +2,9 @@
 
 import re
 
-from server_harness import Server, eventually
+import pytest
+
+from server_harness import Server, error_of, eventually
 
 CONTEXT = [1] + [100 + i * 37 % 800 for i in range(99)]
 ENDINGS = [CONTEXT + [300 + i, 400 + i, 500 + i] for i in range(4)]
@@ -50,6 +52,34 @@ def test_computed_once_with_the_same_results():
         assert again == expected and saved == [96, 4 * 96, 112, 0, 4 * 96]
         body = {"model": "demo", "prompt": CONTEXT, "max_tokens": 1}
         assert cached(s.ok("/v1/completions", body)) == 96
+
+
+def saved_by(s, path, body):
+    before = s.metric("prefix_cache_hits_total")
+    s.ok(path, body)
+    return s.metric("prefix_cache_hits_total") - before
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/generate", {"prompt": CONTEXT, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": CONTEXT, "max_tokens": 1}),
+    ("/generate", {"inputs": "The old man and the sea. " * 20, "parameters": {"max_new_tokens": 1}}),
+    ("/score", {"context": CONTEXT, "continuations": [[7, 8]]}),
+    ("/v1/score", {"query": CONTEXT, "items": [[7]], "label_token_ids": [5, 6]})])
+def test_who_does_not_know_the_salt_finds_nothing(path, body):
+    with Server() as s:
+        def saved(salt):
+            return saved_by(s, path, {**body, **({"cache_salt": salt} if salt else {})})
+
+        first = [saved(salt) for salt in ("our secret", None, "another", "our secre", "o" * 1024)]
+        assert first == [0] * 5
+        assert [saved(salt) >= 96 for salt in ("our secret", None, "another")] == [True] * 3
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 1025, "\u20ac" * 342, 7, "a\0b"])
+def test_a_salt_has_1_to_1024_bytes(server, salt):
+    for path, body in (("/generate", {"prompt": "A"}), ("/score", {"text": "A"})):
+        error_of(server.post(path, {**body, "cache_salt": salt}), 400, "invalid_value", "cache_salt")
 
 
 def test_memory_usage_of_all_traffic():
