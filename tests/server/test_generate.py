@@ -234,6 +234,9 @@ def test_allowed_ids_and_bias_and_min_tokens(server):
     got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 4, "min_tokens": 4,
                                   "logit_bias": {"1": 100}, "temperature": 0})["choices"][0]
     assert len(got["token_ids"]) == 4 and 1 not in got["token_ids"][:3]
+    got = server.ok("/generate", {"prompt": PROMPT, "max_tokens": 2, "min_tokens": 2, "stop_token_ids": [7],
+                                  "logit_bias": {"0": 100}, "temperature": 0})["choices"][0]
+    assert got["token_ids"] == [0, 0]  # only what would end the text waits for min_tokens
 
 
 def test_details_show_what_was_used(server):
