@@ -108,6 +108,10 @@ def test_a_phone_shows_all_without_moving_sideways(browser, server, view):
     else:
         eventually(lambda: browser.all(".plot"), "the plots")
     assert browser.run("return document.documentElement.scrollWidth") <= PHONE[0]
+    # A box that is a pixel too low shows a scrollbar, where the system draws them.
+    assert browser.run("""return [...document.querySelectorAll("*")].filter(
+        (e) => /auto|scroll/.test(getComputedStyle(e).overflowY) && e.scrollHeight > e.clientHeight &&
+               e.scrollHeight < e.clientHeight + 8).map((e) => e.tagName + "." + e.className)""") == []
     if view == "memory":
         spans(browser, "memory-text")[3].click()
         assert browser.find("#memory-token .slot").is_displayed()
