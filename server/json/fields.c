@@ -351,9 +351,10 @@ bool fields_u64(struct fields *fields, const char *name, int64_t min, uint64_t *
         return false;
     }
     int64_t integer = 0;
+    const int64_t exact = INT64_C(1) << 53;
     /* A real at 2^53 or above may stand for several integers: its digits tell which. */
     if (fields_is_integer(given, &integer) && integer >= min &&
-        (json_is_integer(given) || integer < (INT64_C(1) << 53))) {
+        (json_is_integer(given) || (-exact < integer && integer < exact))) {
         *value = (uint64_t)integer;
         return true;
     }
