@@ -40,8 +40,6 @@ struct generate_job {
     /* For the request, until it is made. */
     int n_top, lang;
     enum priority priority;
-    int64_t deadline_us;
-    uint64_t scope;
 
     /* What only one dialect asks for. */
     struct {

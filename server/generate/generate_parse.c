@@ -42,8 +42,6 @@ static void read_shape(struct fields *fields, struct generate_job *job,
     input_language(fields, limits, &job->lang);
     const int priority = input_priority(fields);
     job->priority = priority < 0 ? PRIORITY_INTERACTIVE : (enum priority)priority;
-    job->deadline_us = input_deadline(fields, limits);
-    job->scope = input_cache_scope(fields);
     /* A stream reports each token's log-probability. */
     job->n_top = job->logprobs < 0 && job->stream ? 0 : job->logprobs;
 }
@@ -171,6 +169,8 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
 {
     struct api_error *const error = fields->error;
     overlay_read(fields, limits, &job->overlays);
+    const int64_t deadline_us = input_deadline(fields, limits);
+    const uint64_t scope = input_cache_scope(fields);
     if (!job->dialect->read(job, fields, sampling, limits)) {
         return false;
     }
@@ -188,9 +188,9 @@ static bool parse_fields(struct generate_job *job, struct fields *fields, struct
     ablate_give(request, &job->ablate);
     overlay_give(request, &job->overlays);
     request->lang = job->lang;
-    request->scope = job->scope;
+    request->scope = scope;
     request->priority = job->priority;
-    request->deadline_us = job->deadline_us;
+    request->deadline_us = deadline_us;
     request->n_top = job->n_top;
     request->echo = (job->echo && job->logprobs >= 0) || job->prompt_logprobs >= 0;
     request->trace_memory = job->memory != MEMORY_OFF;

@@ -81,8 +81,6 @@ static bool openai_read(struct generate_job *job, struct fields *fields, struct 
     read_priority(fields, job);
     (void)input_id(fields, job->id, sizeof job->id);
     input_language(fields, limits, &job->lang);
-    job->deadline_us = input_deadline(fields, limits);
-    job->scope = input_cache_scope(fields);
     (void)fields_string(fields, "user", NULL); /* for the provider's own records: this server keeps
                                                 * none */
     bool special = true;

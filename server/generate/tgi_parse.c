@@ -105,8 +105,6 @@ static bool tgi_read(struct generate_job *job, struct fields *fields, struct sam
     fields_bool(fields, "stream", NULL, &job->stream);
     input_refuse(fields);
     input_model(fields, limits);
-    job->deadline_us = input_deadline(fields, limits);
-    job->scope = input_cache_scope(fields);
     int truncate = INT32_MAX;
     const int max_tokens = read_parameters(fields, job, sampling, &truncate, limits);
     if (inputs != NULL && !json_is_string(inputs)) {
