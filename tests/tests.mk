@@ -234,7 +234,8 @@ check-clients: all $(B)/clients/bin/pytest $(B)/frameworks/bin/pytest ## the cli
 	    tests/clients/frameworks
 $(B)/clients/bin/pytest: tests/clients/requirements.txt
 $(B)/frameworks/bin/pytest: tests/clients/frameworks/requirements.txt
-$(B)/clients/bin/pytest $(B)/frameworks/bin/pytest:
+$(B)/ray/bin/pytest: tests/ray/requirements.txt
+$(B)/clients/bin/pytest $(B)/frameworks/bin/pytest $(B)/ray/bin/pytest:
 	@$(CLIENT_PYTHON) -m venv --clear $(patsubst %/bin/pytest,%,$@)
 	@$(@D)/pip install -q -r $<
 
@@ -247,9 +248,7 @@ check-hf: all $(B)/tests/gpu/forward ## fresh random models of the transformers 
 	@PKMSERVE=$(B)/pkmserve B=$(B) $(B)/hf/bin/python -m pytest -q -rs -p no:cacheprovider tests/hf
 
 # Another one, for Ray. SCALE=1 also measures one worker beside two.
-check-ray: all ## a corpus on a local Ray of two workers, one of which is killed; the lines for Spark
-	@test -x $(B)/ray/bin/pytest || { $(CLIENT_PYTHON) -m venv $(B)/ray && \
-	    $(B)/ray/bin/pip install -q -r tests/ray/requirements.txt; }
+check-ray: all $(B)/ray/bin/pytest ## a corpus on a local Ray of two workers, one of which is killed; the lines for Spark
 	@PKMSERVE=$(abspath $(B)/pkmserve) $(B)/ray/bin/python -m pytest -q -rs -p no:cacheprovider tests/ray
 
 # The kubernetes package has the classes of Kubernetes' own kinds. CRDS, a folder with the CustomResourceDefinitions of the
