@@ -18,7 +18,8 @@
  *      target time. One without them may take PLAN_ALONE times as long, since a new request waits
  *      for the step under way. The same target has a step with prompts or documents in which others
  *      decode, another client or, of requests whose client is unknown, another request; but
- *      PLAN_PROMPT_MIN rows it may have, since fewer take almost as long (plan_limit).
+ *      PLAN_PROMPT_MIN rows it may have, since fewer take almost as long. How many rows fit is
+ *      learnt from the steps so far, those of long prompts alone too (plan_limit).
  *   6. Bulk sequences never hold all places: one in PLAN_BULK_SHARE (at least one, where there are
  *      two or more) stays free for interactive work, so that it starts within a step.
  *   7. Within a class the requests take turns, one sequence each. The next place goes to the client

@@ -372,7 +372,8 @@ static void update_limits(struct engine *engine, double step_ms)
         plan_adapt(&engine->bulk_limit[engine->has_interactive], engine->n_bulk_row, step_ms,
                    target_ms * times, PLAN_BULK_MIN, budget);
     }
-    if (engine->is_shared) {
+    /* A long prompt alone tells what the next one may take beside its tokens. */
+    if (engine->is_shared || engine->n_prompt_row >= PLAN_PROMPT_MIN) {
         plan_adapt(&engine->prompt_limit, engine->n_prompt_row, step_ms, target_ms, PLAN_PROMPT_MIN,
                    budget);
     }

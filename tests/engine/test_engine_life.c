@@ -636,6 +636,38 @@ static void prompts_do_not_stretch_the_tokens_of_others(void **state)
     engine_close(engine);
 }
 
+/* How long a prompt alone took tells how much of the next one fits beside its tokens. */
+static void the_first_prompt_teaches_what_fits_beside_its_tokens(void **state)
+{
+    enum { LONG = PLAN_PROMPT_MIN + 26 };
+    struct engine_options options = harness_options(harness_dir);
+    options.max_batch_tokens = 3 * LONG;
+    options.bulk_step_ms = 1;
+    struct gate gate;
+    struct waiter waiter;
+    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
+    struct request *request[2];
+    static const int n_tok[] = {LONG, 1 + PLAN_PROMPT_MIN};
+    for (int i = 0; i < 2; i++) {
+        request[i] = harness_generation(1, 6);
+        harness_item(engine, request[i], 0, i + 1, LONG);
+        harness_submit(engine, request[i], &waiter);
+        if (i > 0) {
+            gate_allow(&gate, 1);
+        }
+        gate_await(&gate, i + 1);
+        assert_int_equal(gate.last_n_tok, n_tok[i]);
+        outlast_the_target(&options);
+    }
+    gate_allow(&gate, -1);
+    for (int i = 0; i < 2; i++) {
+        waiter_wait(&waiter, request[i]);
+        request_release(request[i]);
+    }
+    assert_all_free(engine);
+    engine_close(engine);
+}
+
 /* Traces wait for memory; requests without them, and cancelled ones, do not. */
 static void traces_wait_for_memory(void **state)
 {
@@ -1244,6 +1276,7 @@ int main(void)
         HARNESS_EACH(who_runs_leaves_pages_to_others),
         HARNESS_EACH(bulk_gets_each_eighth_place),
         HARNESS_BOTH(prompts_do_not_stretch_the_tokens_of_others),
+        HARNESS_BOTH(the_first_prompt_teaches_what_fits_beside_its_tokens),
         HARNESS_EACH(the_first_that_lacks_traces_gets_them_first),
         HARNESS_EACH(bulk_with_traces_has_its_turn),
         HARNESS_EACH(traces_wait_for_memory),
