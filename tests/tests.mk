@@ -182,8 +182,8 @@ check-containers: all ## image, two replicas behind HAProxy and nginx, restarts 
 # ---- measuring ---------------------------------------------------------------------------------
 
 .PHONY: bench bench-papers
-# BENCH="torch llama dense sparse isa start host" names tables of tests/bench/compare.py; BENCH_TORCH, a Python with PyTorch, and
-# BENCH_LLAMA, llama.cpp's llama-batched-bench, name what is not on the path.
+# BENCH="torch llama dense sparse isa start host http" names tables of tests/bench/compare.py; BENCH_TORCH, a Python with
+# PyTorch, and BENCH_LLAMA, llama.cpp's llama-batched-bench, beside which its other programs are, name what is not on the path.
 BENCH ?=
 bench: all $(BENCH_BIN) ## measure a full-size model with random weights, beside PyTorch and llama.cpp
 	$(if $(BENCH),,@tests/bench/run.sh $(B))

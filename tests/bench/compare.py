@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `make bench` prints: pkmserve beside other programs, and beside itself, on this machine.
 
-    compare.py [--build build] [--rounds 5] ... [torch] [llama] [isa] [start] [host]
+    compare.py [--build build] [--rounds 5] ... [torch] [llama] [isa] [start] [host] [http]
 
     torch   a PyTorch implementation of the same model, the same weights and tokens (models/train/decode.py)
     llama   llama.cpp on the dense twin, the model without its memory
@@ -10,6 +10,7 @@
     isa     pkmserve with each instruction set that it can be forced to
     start   from the start of `pkmserve serve` to ready, the model's file being in the page cache
     host    of 64 streams at once, what all but the model costs: scheduling, drawing, tokens' text, HTTP
+    http    a dense model served to several clients, beside llama.cpp's llama-server, which computes the same function
 
 Machines drift, so every round measures each program once, in rotating order; a ratio is taken within a round, and
 printed are medians over the rounds with the range in brackets. Shares are of a plain read of the same number of bytes
@@ -27,6 +28,7 @@ from pathlib import Path
 from statistics import median
 
 import peers
+import served
 import serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +47,10 @@ SHAPES = {
                "8192", "--vocab", "128256", "--positions", "2048", "--output", "tied", *TWIN],
               ["--family", "memory_llama", "--layers", "2", "--width", "64", "--heads", "4", "--kv-heads", "2", "--ff", "96",
                "--vocab", "300", "--output", "tied", *TWIN]),
+    "served": (["--family", "memory_llama", "--layers", "12", "--width", "1024", "--heads", "16", "--kv-heads", "4", "--ff",
+                "4096", "--vocab", "32000", "--positions", str(served.CONTEXT), "--output", "tied", *TWIN],
+               ["--family", "memory_llama", "--layers", "2", "--width", "64", "--heads", "4", "--kv-heads", "2", "--ff", "96",
+                "--vocab", "400", "--positions", str(served.CONTEXT), "--output", "tied", *TWIN]),
     "sparse": (["--family", "memory_llama", "--layers", "12", "--width", "384", "--heads", "6", "--ff", "1024", "--vocab",
                 "50304", "--positions", "1024", "--output", "tied", "--memory-layer", "2,6,10", "--memory-heads", "4",
                 "--k", "32", "--keys", "4096", "--key-width", "256", "--values", "q4"],
@@ -399,7 +405,41 @@ def host_row(args, dtype, name, windows, bare):
             cell([100 * w["client"] / args.threads / s for w, s in zip(windows, wall)])]
 
 
-TABLES = {"torch": torch, "llama": llama, "dense": dense, "sparse": sparse, "isa": isa, "start": start_up, "host": host}
+def http(args):
+    """One type at a time. A ratio is pkmserve's tokens per second over those of the same round."""
+    print("\n## A dense model (12 layers of 1024, 32k vocabulary) served to clients, beside llama-server\n")
+    loads = served.QUICK_LOADS if args.quick else served.LOADS
+    rows = []
+    for dtype in peers.pkmserve_dtypes(args):
+        folder = model(args, dtype, shape="served")
+        n_vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+        makers = {"pkmserve": lambda d=dtype, f=folder, n=n_vocab: served.Pkmserve(
+                      loads, n, args.build / "pkmserve", peers.pkmserve_flags(args, f, d)),
+                  "llama": lambda d=dtype, f=folder, n=n_vocab: served.LlamaServer(
+                      loads, n, peers.llama_neighbour(args, "llama-server", "its side"), peers.gguf(args, f, d), args.threads)}
+        results, load = measure(args, makers)
+        print("%s: %d threads, medians of %d rounds (range); %s" % (dtype, args.threads, args.rounds, load))
+        rows += [http_row(loads[i].name, dtype, [r[i] for r in results["pkmserve"]], [r[i] for r in results.get("llama", [])])
+                 for i in range(len(loads))]
+    print("first: ms from the request to the first token, median. gap: ms between tokens of an answer, median and 99th percentile; "
+          "each of a round")
+    print_table(["load", "type", "pkmserve tokens/s", "llama-server", "times as many", "first", "llama-server", "gap", "99 %",
+                 "llama-server", "99 %"], rows)
+    print("llama-server has a slot of the same context for each client; its cache is f16, its own choice, ours is f32 beside f32, "
+          "bf16 beside bf16 and int8, which stands beside Q8_0. The clients run on the same cores.")
+
+
+def http_row(name, dtype, own, other):
+    def of(results, what, percent):
+        return cell([1e3 * served.percentile(r[what], percent) for r in results if r[what]])
+
+    return [name, dtype, cell([r["rate"] for r in own]), cell([r["rate"] for r in other]),
+            cell([a["rate"] / b["rate"] for a, b in zip(own, other)]), of(own, "first", 50), of(other, "first", 50),
+            of(own, "gaps", 50), of(own, "gaps", 99), of(other, "gaps", 50), of(other, "gaps", 99)]
+
+
+TABLES = {"torch": torch, "llama": llama, "dense": dense, "sparse": sparse, "isa": isa, "start": start_up, "host": host,
+          "http": http}
 
 
 # ---- arguments ----------------------------------------------------------------------------------

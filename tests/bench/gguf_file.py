@@ -45,17 +45,23 @@ def text(value):
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def entry(key, value):
-    """A key and its value: text, whole numbers as uint32, others as float32."""
+def typed(value):
+    """(ggml's number of the type, the bytes): text, whole numbers as uint32, in lists as int32, others as float32."""
+    if isinstance(value, list):
+        kind = 5 if isinstance(value[0], int) else typed(value[0])[0]
+        return 9, struct.pack("<IQ", kind, len(value)) + b"".join(typed(item)[1] for item in value)
     if isinstance(value, str):
-        return text(key) + struct.pack("<I", 8) + text(value)
-    if isinstance(value, int):
-        return text(key) + struct.pack("<II", 4, value)
-    return text(key) + struct.pack("<If", 6, value)
+        return 8, text(value)
+    return (4, struct.pack("<I", value)) if isinstance(value, int) else (6, struct.pack("<f", value))
+
+
+def entry(key, value):
+    number, data = typed(value)
+    return text(key) + struct.pack("<I", number) + data
 
 
 def write(path, values, tensors):
-    """values: {key: text or number}. tensors: [(name, type, shape, [bytes ...])], outermost dimension first."""
+    """values: {key: text, number or list}. tensors: [(name, type, shape, [bytes ...])], outermost dimension first."""
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(values))
     head += b"".join(entry(*item) for item in values.items())
     offset = 0
@@ -104,6 +110,15 @@ def write_dense(path, model):
     write_tensors(path, model, config, WHOLE, LAYER, "gpt2", values)
 
 
+def vocabulary(n):
+    """Words that stand for the tokens' ids: llama-server wants to print what it has drawn."""
+    return {"tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>"] + ["\u2581%d" % i for i in range(3, n)],
+            "tokenizer.ggml.scores": [float(-i) for i in range(n)],
+            "tokenizer.ggml.token_type": [2, 3, 3] + [1] * (n - 3),  # unknown, control, control, words
+            "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+
+
 def write_tensors(path, model, config, whole, layer, architecture, values):
     """whole, layer: which of our tensors make which of theirs."""
     ours = Safetensors(Path(model) / "model.safetensors")
@@ -119,4 +134,4 @@ def write_tensors(path, model, config, whole, layer, architecture, values):
               "vocab_size": config["vocab_size"], **values}
     write(path, {"general.architecture": architecture, "general.name": "random weights, for speed alone",
                  **{"%s.%s" % (architecture, key): value for key, value in values.items()},
-                 "tokenizer.ggml.model": "no_vocab"}, tensors)
+                 **vocabulary(config["vocab_size"])}, tensors)

@@ -21,6 +21,12 @@ class Missing(Exception):
     """The program is not there, or cannot do this: says why and what to do."""
 
 
+def cpu_seconds(pid):
+    """Processor time of all threads of a process so far."""
+    field = Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()
+    return (int(field[11]) + int(field[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Kept:
     """A program that prints an empty line when it is ready, and a line of JSON for each line that it reads."""
 
@@ -58,9 +64,7 @@ class Kept:
         self.errors.close()
 
     def cpu_seconds(self):
-        """Processor time of all its threads so far."""
-        field = Path("/proc/%d/stat" % self.process.pid).read_text().rpartition(")")[2].split()
-        return (int(field[11]) + int(field[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
 
 def pkmserve_flags(args, model, dtype, placement=None):
@@ -162,8 +166,16 @@ def llama_program(args):
     program = shutil.which(args.llama or "llama-batched-bench")
     if program is None:
         raise Missing("llama.cpp: llama-batched-bench is not %s; build it (cmake -B build && cmake --build build --target "
-                      "llama-batched-bench llama-quantize) and name it with BENCH_LLAMA or --llama"
+                      "llama-batched-bench llama-quantize llama-server) and name it with BENCH_LLAMA or --llama"
                       % (args.llama or "on the path"))
+    return program
+
+
+def llama_neighbour(args, name, wanted):
+    """A program beside llama-batched-bench."""
+    program = Path(llama_program(args)).with_name(name)
+    if not program.exists():
+        raise Missing("llama.cpp: %s is needed for %s; build it (cmake --build build --target %s)" % (program, wanted, name))
     return program
 
 
@@ -173,23 +185,26 @@ def replace(file, write):
     file.with_suffix(".part").rename(file)
 
 
-def llama(args, model, dtype):
+def gguf(args, model, dtype):
+    """The model's file for llama.cpp, written once."""
     import gguf_file
     if dtype not in LLAMA_DTYPES:
         raise Missing("llama.cpp: peers.py names no type of GGUF for %s" % dtype)
-    program = llama_program(args)
     file = Path(model).with_suffix(".gguf")
     if not file.exists():
         replace(file, lambda path: gguf_file.write_dense(path, model))
     kind = LLAMA_DTYPES[dtype]
     if kind is not None:
         plain, file = file, file.with_suffix(".%s.gguf" % kind)
-        quantize = Path(program).with_name("llama-quantize")
-        if not file.exists() and not quantize.exists():
-            raise Missing("llama.cpp: %s is needed for %s" % (quantize, dtype))
         if not file.exists():
+            quantize = llama_neighbour(args, "llama-quantize", dtype)
             replace(file, lambda path: subprocess.run([quantize, plain, path, kind], check=True, capture_output=True))
-    return Llama("llama.cpp", program, file, args)
+    return file
+
+
+def llama(args, model, dtype):
+    program = llama_program(args)
+    return Llama("llama.cpp", program, gguf(args, model, dtype), args)
 
 
 # ---- rounds ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import compare  # noqa: E402
 import gguf_file  # noqa: E402
 import peers  # noqa: E402
+import served  # noqa: E402
 import serving  # noqa: E402
 
 LIMIT_S = 300  # on a busy machine
@@ -61,12 +62,18 @@ def read_gguf(path):
     def text():
         return take("%ds" % take("Q")).decode()
 
+    def value(kind):
+        if kind == 9:
+            item, n = take("IQ")
+            return [value(item) for _ in range(n)]
+        return {4: lambda: take("I"), 5: lambda: take("i"), 6: lambda: take("f"), 8: text}[kind]()
+
     assert take("4sI") == (b"GGUF", 3)
     n_tensor, n_value = take("QQ")
     values, tensors = {}, []
     for _ in range(n_value):
         key = text()
-        values[key] = {4: lambda: take("I"), 6: lambda: take("f"), 8: text}[take("I")]()
+        values[key] = value(take("I"))
     for _ in range(n_tensor):
         name = text()
         shape = [take("Q") for _ in range(take("I"))]
@@ -90,6 +97,8 @@ def test_gguf_holds_the_twin(tmp_path, dtype, kind):
     ours = gguf_file.Safetensors(tmp_path / "twin" / "model.safetensors")
     assert values["general.architecture"] == "gpt2" and values["gpt2.block_count"] == 2
     assert values["gpt2.vocab_size"] == 50 and values["gpt2.context_length"] == 8
+    assert values["tokenizer.ggml.tokens"][::49] == ["<unk>", "\u258149"] and values["tokenizer.ggml.token_type"][49] == 1
+    assert values["tokenizer.ggml.scores"] == [-i for i in range(50)]
     assert len(tensors) == 4 + 2 * 12
     assert tensors["token_embd.weight"] == ([32, 50], kind, bytes(ours["embeddings.weight"][2]))
     assert tensors["blk.1.ffn_up.weight"] == ([32, 64], kind, bytes(ours["ffns.1.lin1.weight"][2]))
@@ -280,3 +289,82 @@ def test_streams_that_never_ran_together_have_no_figures():
         window.look = lambda: {"steps": 1}
         window.seen(begun, ended)
     assert window.figures() is None
+
+
+# ---- servers under load -------------------------------------------------------------------------
+
+# A server that answers each stream of n tokens in n pieces, 10 ms apart, whatever the model.
+PRETEND_SERVER = """import http.server, json, sys, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/v1/completions" and body["stream"] and body["ignore_eos"]
+        self.send_response(STATUS)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in [b'data: {"choices": []}'] * body["max_tokens"] + [END]:
+            self.wfile.write(b"%x\\r\\n%s\\n\\n\\r\\n" % (len(line) + 2, line))
+            self.wfile.flush()
+            time.sleep(0.01)
+        self.wfile.write(b"0\\r\\n\\r\\n")
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def pretend_server(folder, status=200, end=b"data: [DONE]"):
+    script(folder, "llama-server", PRETEND_SERVER.replace("STATUS", str(status)).replace("END", repr(end)))
+    return script(folder, "llama-batched-bench", "")
+
+
+def test_servers_are_measured_under_the_same_load(tmp_path):
+    script(tmp_path, "llama-quantize", "import sys\nopen(sys.argv[2], 'w').close()\n")
+    done = run("http", "--llama", str(pretend_server(tmp_path)))
+    assert done.returncode == 0 and "not measured" not in done.stdout, done.stdout + done.stderr
+    rows = [line.split("|")[2:-1] for line in done.stdout.splitlines() if line.startswith("| 2 clients")]
+    assert [row[0].strip() for row in rows] == peers.pkmserve_dtypes(SimpleNamespace(build=BUILD))
+    for row in rows:
+        own, other, ratio, _, _, _, _, gap, late = map(float, (cell if cell.strip() != "-" else "nan" for cell in row[1:]))
+        assert abs(ratio - own / other) < 0.02 * ratio and other < 2 / 0.01, row
+        assert late >= gap >= 10, row
+
+
+def test_a_server_that_is_missing_is_a_line(tmp_path):
+    done = run("http", "--llama", str(script(tmp_path, "llama-batched-bench", "")))
+    assert done.returncode == 0, done.stderr
+    assert "llama-server is needed" in done.stdout and "--target llama-server" in done.stdout
+    assert all("| - |" in line for line in done.stdout.splitlines() if line.startswith("| 2 clients"))
+
+
+@pytest.mark.parametrize("status,end,message", [(500, b"data: [DONE]", "status 500"), (200, b"data: {}", "status 200")])
+def test_a_stream_that_fails_is_an_error_and_no_figure(tmp_path, status, end, message):
+    pretend_server(tmp_path, status, end)
+    engine = served.LlamaServer(served.QUICK_LOADS, 400, tmp_path / "llama-server", "x.gguf", 1)
+    engine.start()
+    try:
+        with pytest.raises(RuntimeError, match=message):
+            engine.round()
+    finally:
+        engine.close()
+
+
+def test_a_load_is_the_same_for_all_and_another_in_each_round():
+    load = served.LOADS[1]
+    first = load.bodies(1, 32000)
+    assert first == load.bodies(1, 32000) and len(first) == load.n_request
+    assert all(100 <= len(body["prompt"]) <= 300 and 32 <= body["max_tokens"] <= 64 for body in first)
+    assert not {str(body["prompt"]) for body in first} & {str(body["prompt"]) for body in load.bodies(2, 32000)}
+    assert max(load.prompt[1] + load.n_token for load in served.LOADS) < served.CONTEXT
+    assert max(load.n_client for load in served.LOADS) == served.MAX_CLIENTS
