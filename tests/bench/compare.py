@@ -30,6 +30,7 @@ from statistics import median
 import peers
 import served
 import serving
+from load import percentile
 
 ROOT = Path(__file__).resolve().parents[2]
 AGREEMENT = 1e-3  # largest difference of a log-probability between two ways of computing it in fp32
@@ -431,7 +432,7 @@ def http(args):
 
 def http_row(name, dtype, own, other):
     def of(results, what, percent):
-        return cell([1e3 * served.percentile(r[what], percent) for r in results if r[what]])
+        return cell([1e3 * percentile(r[what], percent) for r in results if r[what]])
 
     return [name, dtype, cell([r["rate"] for r in own]), cell([r["rate"] for r in other]),
             cell([a["rate"] / b["rate"] for a, b in zip(own, other)]), of(own, "first", 50), of(other, "first", 50),
