@@ -600,24 +600,24 @@ static void outlast_the_target(const struct engine_options *options)
     }
 }
 
-/* Where others' tokens waited too long for a prompt, the next one comes in pieces. */
-static void prompts_do_not_stretch_the_tokens_of_others(void **state)
+enum { LONG_PROMPT = PLAN_PROMPT_MIN + 26 };
+
+/* Step i of n_step, all longer than the target, has n_tok[i] rows; before it, for i < n_request,
+ * comes a request with a prompt of n_prompt[i] tokens. */
+static void expect_steps(void **state, int n_request, const int *n_prompt, int n_step,
+                         const int *n_tok)
 {
-    enum { LONG = PLAN_PROMPT_MIN + 26 };
     struct engine_options options = harness_options(harness_dir);
-    options.max_batch_tokens = 3 * LONG;
+    options.max_batch_tokens = 3 * LONG_PROMPT;
     options.bulk_step_ms = 1;
     struct gate gate;
     struct waiter waiter;
     struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
     struct request *request[3];
-    /* A step each: the first prompt; its token beside all of the second one; tokens beside as much
-     * of the third as is always allowed; and beside its rest. */
-    static const int n_tok[] = {5, 1 + LONG, 2 + PLAN_PROMPT_MIN, 2 + LONG - PLAN_PROMPT_MIN};
-    for (int i = 0; i < 4; i++) {
-        if (i < 3) {
+    for (int i = 0; i < n_step; i++) {
+        if (i < n_request) {
             request[i] = harness_generation(1, 6);
-            harness_item(engine, request[i], 0, i + 1, i == 0 ? 5 : LONG);
+            harness_item(engine, request[i], 0, i + 1, n_prompt[i]);
             harness_submit(engine, request[i], &waiter);
         }
         if (i > 0) {
@@ -628,7 +628,7 @@ static void prompts_do_not_stretch_the_tokens_of_others(void **state)
         outlast_the_target(&options);
     }
     gate_allow(&gate, -1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < n_request; i++) {
         waiter_wait(&waiter, request[i]);
         request_release(request[i]);
     }
@@ -636,36 +636,23 @@ static void prompts_do_not_stretch_the_tokens_of_others(void **state)
     engine_close(engine);
 }
 
+/* Where others' tokens waited too long for a prompt, the next one comes in pieces. */
+static void prompts_do_not_stretch_the_tokens_of_others(void **state)
+{
+    static const int n_prompt[] = {5, LONG_PROMPT, LONG_PROMPT};
+    /* A step each: the first prompt; its token beside all of the second one; tokens beside as much
+     * of the third as is always allowed; and beside its rest. */
+    static const int n_tok[] = {5, 1 + LONG_PROMPT, 2 + PLAN_PROMPT_MIN,
+                                2 + LONG_PROMPT - PLAN_PROMPT_MIN};
+    expect_steps(state, 3, n_prompt, 4, n_tok);
+}
+
 /* How long a prompt alone took tells how much of the next one fits beside its tokens. */
 static void the_first_prompt_teaches_what_fits_beside_its_tokens(void **state)
 {
-    enum { LONG = PLAN_PROMPT_MIN + 26 };
-    struct engine_options options = harness_options(harness_dir);
-    options.max_batch_tokens = 3 * LONG;
-    options.bulk_step_ms = 1;
-    struct gate gate;
-    struct waiter waiter;
-    struct engine *const engine = harness_open_gated(state, &options, &gate, &waiter);
-    struct request *request[2];
-    static const int n_tok[] = {LONG, 1 + PLAN_PROMPT_MIN};
-    for (int i = 0; i < 2; i++) {
-        request[i] = harness_generation(1, 6);
-        harness_item(engine, request[i], 0, i + 1, LONG);
-        harness_submit(engine, request[i], &waiter);
-        if (i > 0) {
-            gate_allow(&gate, 1);
-        }
-        gate_await(&gate, i + 1);
-        assert_int_equal(gate.last_n_tok, n_tok[i]);
-        outlast_the_target(&options);
-    }
-    gate_allow(&gate, -1);
-    for (int i = 0; i < 2; i++) {
-        waiter_wait(&waiter, request[i]);
-        request_release(request[i]);
-    }
-    assert_all_free(engine);
-    engine_close(engine);
+    static const int n_prompt[] = {LONG_PROMPT, LONG_PROMPT};
+    static const int n_tok[] = {LONG_PROMPT, 1 + PLAN_PROMPT_MIN};
+    expect_steps(state, 2, n_prompt, 2, n_tok);
 }
 
 /* Traces wait for memory; requests without them, and cancelled ones, do not. */
