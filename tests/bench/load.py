@@ -18,8 +18,8 @@ class Answer:
     def __init__(self):
         self.status, self.headers, self.body, self.error = 0, {}, b"", None
         self.begin = time.monotonic()
-        self.first = self.end = None  # of the body's first and last byte
-        self.pieces = []  # when each piece of a stream came
+        self.first = self.end = None  # of the body's first and last byte, comments left out
+        self.pieces = []  # when each piece of a stream came that is no comment
         self.complete = False
 
     def json(self):
@@ -41,8 +41,9 @@ async def read_body(reader, answer, pause):
         data = await reader.readexactly(n + 2)
         if n == 0:
             break
-        answer.pieces.append(time.monotonic())
-        answer.first = answer.first or answer.pieces[0]
+        if not data.startswith(b":"):
+            answer.pieces.append(time.monotonic())
+            answer.first = answer.first or answer.pieces[0]
         parts.append(data[:-2])
         if pause:
             await asyncio.sleep(pause)

@@ -1,6 +1,7 @@
 """compare.py and what it is made of, with tiny models and programs that only pretend: files that llama.cpp can read,
 figures that come out of the rounds as they should, and programs that are missing as a line. No times are judged."""
 
+import asyncio
 import json
 import math
 import os
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import compare  # noqa: E402
 import gguf_file  # noqa: E402
+import load  # noqa: E402
 import peers  # noqa: E402
 import served  # noqa: E402
 import serving  # noqa: E402
@@ -360,11 +362,24 @@ def test_a_stream_that_fails_is_an_error_and_no_figure(tmp_path, status, end, me
         engine.close()
 
 
+def test_a_comment_of_a_stream_is_no_token():
+    async def read(*pieces):
+        reader, answer = asyncio.StreamReader(), load.Answer()
+        answer.headers["transfer-encoding"] = "chunked"
+        reader.feed_data(b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (*pieces, b"")))
+        await load.read_body(reader, answer, 0)
+        return answer
+
+    answer = asyncio.run(read(b": ping\n\n", b"data: {}\n\n", b": ping\n\n", b"data: [DONE]\n\n"))
+    assert len(answer.pieces) == 2 and answer.first == answer.pieces[0]
+    assert answer.body.count(b": ping") == 2
+
+
 def test_a_load_is_the_same_for_all_and_another_in_each_round():
-    load = served.LOADS[1]
-    first = load.bodies(1, 32000)
-    assert first == load.bodies(1, 32000) and len(first) == load.n_request
+    one = served.LOADS[1]
+    first = one.bodies(1, 32000)
+    assert first == one.bodies(1, 32000) and len(first) == one.n_request
     assert all(100 <= len(body["prompt"]) <= 300 and 32 <= body["max_tokens"] <= 64 for body in first)
-    assert not {str(body["prompt"]) for body in first} & {str(body["prompt"]) for body in load.bodies(2, 32000)}
-    assert max(load.prompt[1] + load.n_token for load in served.LOADS) < served.CONTEXT
-    assert max(load.n_client for load in served.LOADS) == served.MAX_CLIENTS
+    assert not {str(body["prompt"]) for body in first} & {str(body["prompt"]) for body in one.bodies(2, 32000)}
+    assert max(one.prompt[1] + one.n_token for one in served.LOADS) < served.CONTEXT
+    assert max(one.n_client for one in served.LOADS) == served.MAX_CLIENTS
