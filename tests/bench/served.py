@@ -1,7 +1,7 @@
 """Two servers under the same load, for compare.py: pkmserve and llama.cpp's llama-server, each behind start(), round() and close().
 
 A round sends every load of LOADS to /v1/completions, which both have: streams of token ids drawn at random, other ones in each round,
-so that no server finds them in its cache of prompts. A client sends its next request when it has read the last answer."""
+so that no server finds those of an earlier one in its cache of prompts. A client sends its next request when it has read the last answer."""
 
 import asyncio
 import os
@@ -25,21 +25,29 @@ FIRST_TOKEN = 3  # those below it are marks
 
 
 class Load:
-    """n_request requests by n_client clients. prompt: the fewest and the most tokens of one; each answer has half of n_token to n_token."""
+    """n_request requests by n_client clients. prompt: the fewest and the most tokens of one, behind n_shared that all begin with; each
+    answer has half of n_token to n_token."""
 
-    def __init__(self, name, n_client, n_request, prompt, n_token):
+    def __init__(self, name, n_client, n_request, prompt, n_token, n_shared=0):
         self.name, self.n_client, self.n_request, self.prompt, self.n_token = name, n_client, n_request, prompt, n_token
+        self.n_shared = n_shared
 
     def bodies(self, seed, n_vocab):
         rng = random.Random("%s %d" % (self.name, seed))
-        return [{"prompt": [rng.randrange(FIRST_TOKEN, n_vocab) for _ in range(rng.randint(*self.prompt))], "stream": True,
+
+        def tokens(n):
+            return [rng.randrange(FIRST_TOKEN, n_vocab) for _ in range(n)]
+
+        shared = tokens(self.n_shared)
+        return [{"prompt": shared + tokens(rng.randint(*self.prompt)), "stream": True,
                  "max_tokens": rng.randint(self.n_token // 2, self.n_token), "temperature": 0, "ignore_eos": True}
                 for _ in range(self.n_request)]
 
 
 LOADS = [Load("1 client, prompts of 100 to 200 tokens", 1, 4, (100, 200), 64),
          Load("8 clients, prompts of 100 to 300", 8, 24, (100, 300), 64),
-         Load("8 clients, prompts of 600 to 1500", 8, 12, (600, 1500), 32)]
+         Load("8 clients, prompts of 600 to 1500", 8, 12, (600, 1500), 32),
+         Load("8 clients, prompts of 20 to 60 behind 600 that they share", 8, 32, (20, 60), 64, n_shared=600)]
 QUICK_LOADS = [Load("2 clients, prompts of 10 to 20 tokens", 2, 4, (10, 20), 8)]
 MAX_CLIENTS = 8
 CONTEXT = 2048

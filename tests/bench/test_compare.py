@@ -381,5 +381,15 @@ def test_a_load_is_the_same_for_all_and_another_in_each_round():
     assert first == one.bodies(1, 32000) and len(first) == one.n_request
     assert all(100 <= len(body["prompt"]) <= 300 and 32 <= body["max_tokens"] <= 64 for body in first)
     assert not {str(body["prompt"]) for body in first} & {str(body["prompt"]) for body in one.bodies(2, 32000)}
-    assert max(one.prompt[1] + one.n_token for one in served.LOADS) < served.CONTEXT
+    assert max(one.n_shared + one.prompt[1] + one.n_token for one in served.LOADS) < served.CONTEXT
     assert max(one.n_client for one in served.LOADS) == served.MAX_CLIENTS
+
+
+def test_prompts_that_share_their_first_tokens_share_no_more():
+    one = next(one for one in served.LOADS if one.n_shared)
+    prompts = [body["prompt"] for body in one.bodies(1, 32000)]
+    assert len({str(prompt[:one.n_shared]) for prompt in prompts}) == 1
+    assert len({prompt[one.n_shared] for prompt in prompts}) > one.n_request // 2
+    fewest, most = one.prompt
+    assert all(fewest <= len(prompt) - one.n_shared <= most for prompt in prompts)
+    assert one.bodies(2, 32000)[0]["prompt"][:one.n_shared] != prompts[0][:one.n_shared]
