@@ -375,6 +375,29 @@ def test_a_comment_of_a_stream_is_no_token():
     assert answer.body.count(b": ping") == 2
 
 
+def test_a_loads_figures_are_the_times_of_its_tokens(monkeypatch):
+    one = served.QUICK_LOADS[0]
+    bodies = one.bodies(7, 400)
+
+    async def answers(port, sent, n_client):
+        assert (port, sent, n_client) == (1, bodies, one.n_client)
+        got = [load.Answer() for _ in sent]
+        for answer, body in zip(got, bodies):
+            answer.begin, answer.first = 100, 100.25
+            answer.pieces = [100.25 + 0.5 * i for i in range(body["max_tokens"])] + [200]  # the last one is [DONE]
+        return got
+
+    clock = iter((10, 12))
+    monkeypatch.setattr(served, "answers", answers)
+    monkeypatch.setattr(served, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    result = served.serve(1, one, 7, 400)
+    n = sum(body["max_tokens"] for body in bodies)
+    assert result == {"rate": n / 2, "first": [0.25] * one.n_request, "gaps": [0.5] * (n - one.n_request)}
+    slower = {"rate": n / 8, "first": [0.125], "gaps": [1.5] * 98 + [2.5] * 2}
+    assert compare.http_row("load", "f32", [result], [slower]) == [
+        "load", "f32", compare.cell([n / 2]), compare.cell([n / 8]), "4.00", "250", "125", "500", "500", "1500", "2500"]
+
+
 def test_a_load_is_the_same_for_all_and_another_in_each_round():
     one = served.LOADS[1]
     first = one.bodies(1, 32000)
