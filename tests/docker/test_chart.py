@@ -11,6 +11,7 @@ import socket
 import subprocess
 
 import pytest
+import requests
 
 from fleet import DOCKER, PROGRAM, ROOT, Replica, eventually, free_port, status_of
 from test_files import check_model, environment_of, promtool, variables_of
@@ -211,6 +212,8 @@ def test_the_admin_port_answers_when_the_others_connections_are_used_up(tmp_path
     try:
         replica.wait_ready()
         assert status_of(admin + "/metrics") == 200 and status_of(replica.url + "/metrics") == 404
+        eventually(lambda: "\npkmserve_http_connections 0\n" in requests.get(admin + "/metrics", timeout=30).text,
+                   "the connections of the requests so far closed")
         taken = []
         for _ in range(4):
             taken.append(socket.create_connection(("127.0.0.1", replica.port)))
