@@ -89,15 +89,15 @@ ISAS_x86_64  := avx512 avx2
 ISAS_aarch64 := neon_bf16 neon_dot neon
 ISAS       := $(ISAS_$(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))) plain
 # Sanitizers slow the vector kernels tenfold. The kernels' tests run them so; whatever runs a model gets them as they
-# are: of the build BARE, which has them, or compiled once more. WATCHED names the
-# sets whose files the kernels' tests run with a sanitizer's checks; of the others they have those of BARE too.
+# are: of the build BARE, which has them, or compiled once more. With WATCHED, the kernels' tests too have those of BARE,
+# but for the sets that it names.
 BARE       ?=
 WATCHED    ?= $(ISAS)
 SIMD_OBJ   := $(foreach isa,$(ISAS),$(SIMD_SRC:%.c=$(B)/%.$(isa).o))
 SIMD_MODEL := $(if $(SANITIZE),$(if $(BARE),$(SIMD_OBJ:$(B)/%=$(BARE)/%),$(SIMD_OBJ:.o=.bare.o)),$(SIMD_OBJ))
 
 obj = $(patsubst %.cc,$(B)/%.o,$(patsubst %.c,$(B)/%.o,$(1)))
-SIMD_KERNEL := $(foreach isa,$(ISAS),$(SIMD_SRC:%.c=$(if $(filter $(isa),$(if $(BARE),$(WATCHED),$(ISAS))),$(B),$(BARE))/%.$(isa).o))
+SIMD_KERNEL := $(foreach isa,$(ISAS),$(SIMD_SRC:%.c=$(if $(filter $(isa),$(WATCHED)),$(B),$(BARE))/%.$(isa).o))
 KERNEL_OBJ := $(call obj,$(KERNEL_SRC)) $(SIMD_KERNEL)
 MODEL_OBJ  := $(call obj,$(MODEL_SRC) $(KERNEL_SRC)) $(SIMD_MODEL)
 ENGINE_OBJ := $(call obj,$(ENGINE_SRC)) $(MODEL_OBJ)

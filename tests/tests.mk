@@ -146,14 +146,17 @@ TSAN_KERNELS  := kernels/test_pool kernels/test_kernels kernels/test_cuda_fuse k
 TSAN_ENGINE   := $(filter-out engine/test_tokenizer%,$(patsubst tests/%.c,%,$(wildcard tests/engine/test_*.c)))
 TSAN_PROGRAMS := pkmserve $(addprefix tests/,$(TSAN_KERNELS) $(TSAN_ENGINE))
 # Tests of the double's kernels that are short, and some cases of each op, by a seed whose cases are small: on the CUDA
-# double, where a missing barrier is a race in any order, and on the CPU's plain set, as all sets share the work out to
-# threads by the same functions. By clang 14, whose ThreadSanitizer takes a fifth of the time of gcc 12's there.
+# double, where a missing barrier is a race in any order, and on two of the CPU's instruction sets. All sets share the work
+# out to threads by the same functions, so of kernels/cpu/simd the plain set's files are watched alone, but for releases
+# (TSAN_ALL=1). By clang 14, whose ThreadSanitizer takes a fifth of the time of gcc 12's there.
+TSAN_ALL ?=
 test-tsan: deps-test ## the threaded tests and the CUDA kernels under ThreadSanitizer
 	@.ci/deps lint
 	@$(MAKE) -s --no-print-directory $(SIMD_OBJ)
-	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) WATCHED=plain \
+	@$(MAKE) --no-print-directory $(addprefix $(B)/tsan/,$(TSAN_PROGRAMS)) cuda-host B=$(B)/tsan BARE=$(B) \
+	    $(if $(TSAN_ALL),,WATCHED=plain) \
 	    CC=clang CXX=clang++ SANITIZE=thread OPT="-O1 -g1" SIMD_OPT="-O1 -g1"
-	@PKMSERVE_THREADS=2 TEST_DEVICE=cpu TEST_FEW=1 CHECK_BACKEND="cpu-plain cuda" CHECK_ORDER=forward CHECK_PERCENT=5 CHECK_SEED=80 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
+	@PKMSERVE_THREADS=2 TEST_DEVICE=cpu TEST_FEW=1 CHECK_BACKEND="cpu-plain cpu-amx cuda" CHECK_ORDER=forward CHECK_PERCENT=5 CHECK_SEED=80 TEST_JOBS=$(TEST_JOBS) PYTHON=$(PYTHON) \
 	    tests/run.sh $(B)/tsan $(TSAN_KERNELS) $(TSAN_ENGINE) $(TSAN_SERVER)
 
 # ---- fuzzing -------------------------------------------------------------------------------------
@@ -222,6 +225,7 @@ release-check: ## what a release must pass: .ci/run, the next Debian, fuzz, clie
 	.ci/run
 	ANALYZER_NODES=225000 $(MAKE) lint
 	$(MAKE) test-asan ASAN_ALL=1
+	$(MAKE) test-tsan TSAN_ALL=1
 	$(MAKE) check-debian fuzz check-clients check-containers check-page stress
 	$(MAKE) soak SOAK_SECONDS=300
 
