@@ -165,6 +165,9 @@ def add_edits(model, slots):
         if len(listed) == 0 or listed[0] < 0 or listed[-1] >= n_slot or not (listed[:-1] < listed[1:]).all():
             raise SystemExit(f"memory {m}: ascending slots from 0 to {n_slot - 1} are expected, at least one")
         edits[m] = Edit(memories[m].table().data, listed)
+        if not edits[m].base.any():
+            raise SystemExit(f"memory {m}: all listed rows are zeros, and a step is a share of their numbers, so nothing "
+                             "would change: list rows that have some, too")
     for memory in memories:
         owner = memory
         while owner.owner:

@@ -131,6 +131,17 @@ def test_slots_that_no_overlay_can_have_are_refused(tmp_path, slots, more, said)
         edit.add_edits(model, edit.read_slots(tmp_path / "s", "m"))
 
 
+def test_rows_of_zeros_alone_are_refused():
+    """A step of theirs would be none, and the share by which they change no number."""
+    model = torch.nn.Module()
+    model.memories = {"0_in": Memory(6, SHAPE)}
+    table = model.memories["0_in"].values.weight.data
+    table[:3] = 0
+    with pytest.raises(SystemExit, match="memory 0: all listed rows are zeros"):
+        edit.add_edits(model, {0: torch.arange(3)})
+    assert len(edit.add_edits(model, {0: torch.arange(4)})[0].rows()) == 4
+
+
 def test_a_prompt_is_read_and_not_learned(tmp_path):
     class Uniform(torch.nn.Module):
         """Every id is as likely; tells what it read."""
