@@ -22,6 +22,40 @@ def arguments(*more):
     return train.parse_args(["--data", "d", "--out", "o", "--device", "cpu", "--precision", "f32", *more])
 
 
+SLOTS = {"layer": 1, "n_head": 2, "k_top": 2, "n_key": 40, "d_key": 8, "n_slot": 1600}
+WIDE = {"vocab_size": 256, "d_model": 80, "n_layer": 2, "n_head": 2, "norm_eps": 1e-5, "tie_output": False, "bos_token_id": 1}
+
+
+@pytest.mark.parametrize("more, due", [
+    ({"model_type": "pkm_transformer", "max_position": 60, "activation": "gelu", "d_ff": 160,
+      "memories": [CONFIG["memories"][0] | SLOTS]},
+     {"embeddings.weight": 1 / 80, "pred_layer.proj.bias": 0, "attentions.0.q_lin.weight": 1 / 80,
+      "attentions.1.v_lin.weight": 1 / 80, "attentions.0.k_lin.bias": 0, "attentions.1.out_lin.weight": 1 / 80 / 4,
+      "ffns.0.lin1.weight": 1 / 80, "ffns.0.lin2.weight": 1 / 160 / 4, "ffns.0.lin2.bias": 0,
+      "memories.1_in.values.weight": 1 / 80}),
+    ({"model_type": "memory_llama", "max_position": 60, "d_ff": 160, "rope_theta": 1e4,
+      "memories": [SLOTS | {"d_value": 50, "value_gate": True, "value_projection": True, "output_gate": True}]},
+     {"embeddings.weight": 1 / 80, "output.weight": 1 / 80, "layers.0.attention.query.weight": 1 / 80,
+      "layers.1.attention.out.weight": 1 / 80 / 4, "layers.0.ffn.up.weight": 1 / 80,
+      "layers.0.ffn.down.weight": 1 / 160 / 4, "memories.1_in.values.weight": 1 / 50,
+      "memories.1_in.value_gate.weight": 1 / 80, "memories.1_in.value_proj.weight": 1 / 50,
+      "memories.1_in.output_gate.weight": 1 / 80, "memories.1_in.value_gate.bias": 0,
+      "memories.1_in.value_proj.bias": 0, "memories.1_in.output_gate.bias": 0}),
+    ({"model_type": "all_attention", "tokenizer": "byte", "d_ff": 0, "n_persistent": 40, "max_span": 64, "span_ramp": 8},
+     {"output.weight": 1 / 80, "output.bias": 0, "layers.0.query.weight": 1 / 80, "layers.1.value.weight": 1 / 80,
+      "layers.1.out.weight": 1 / 80 / 2, "layers.0.persistent.keys": 1, "positions": 1}),
+], ids=["pkm_transformer", "memory_llama", "all_attention"])
+def test_weights_begin_at_the_sizes_that_the_rates_are_for(more, due):
+    """A model with others trains too, but worse or not at these rates. due: mean squares, of matrices 1 / columns, and
+    less where they end a branch of the residual stream (README.md, "Start")."""
+    torch.manual_seed(3)
+    model, _ = train.FAMILIES[more["model_type"]]
+    begun = dict(model(configuration.check(WIDE | more)).named_parameters())
+    for name, square in due.items():
+        n = begun[name].numel()
+        assert float(begun[name].detach().square().mean()) == pytest.approx(square, rel=6 * n ** -0.5), name
+
+
 def test_with_minutes_the_rate_rises_in_the_first_tenth_and_falls_in_the_last_fifth(monkeypatch):
     schedule = train.Schedule(arguments("--minutes", "10", "--warmup", "100"))
     for left, step, due in ((1.0, 0, 0.01), (0.95, 0, 0.5), (0.95, 99, 1), (0.9, 0, 1), (0.2, 500, 1), (0.1, 500, 0.5),
