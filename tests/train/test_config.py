@@ -72,7 +72,6 @@ def test_the_vocabulary_of_the_data_fills_in_and_must_agree():
     (memory(d_key=33), r"memories\[0\].d_key is 33"),
     (memory(k_top=500), r"memories\[0\].k_top is 500, but n_key is only 256"),
     (memory(layer=12), r"memories\[0\].layer is 12, but n_layer is 12"),
-    (memory(n_key=None), r"memories\[0\].n_key is missing"),
     (memory(values_of=0), r"memories\[0\].values_of is 0, which is no earlier memory"),
     (memory(subtract="mean"), r"memories\[0\].subtract cannot be trained here"),
     (demo(memories=demo()["memories"] * 2), r"memories\[1\].layer and place must come behind"),
@@ -85,6 +84,19 @@ def test_the_vocabulary_of_the_data_fills_in_and_must_agree():
 def test_what_is_wrong_is_named(given, said):
     with pytest.raises(configuration.ConfigError, match=said):
         configuration.check(given)
+
+
+@pytest.mark.parametrize("config", [demo(), llama(), in_bytes()], ids=["demo", "memory-plus", "bytes"])
+def test_each_key_that_a_model_needs_is_asked_for(config):
+    optional = {"memories", "vocab_size", "dtype", "add_bos", "n_kv_head", "d_head", "bos_token_id", "eos_token_id",
+                "pad_token_id", "unk_token_id", "d_value", "value_projection", "value_gate", "output_gate", "values_of"}
+    for key in config.keys() - optional:
+        with pytest.raises(configuration.ConfigError, match=key + (" is missing" if key != "model_type" else " is null")):
+            configuration.check({name: value for name, value in config.items() if name != key})
+    for key in (config.get("memories") or [{}])[0].keys() - optional:
+        first = {name: value for name, value in config["memories"][0].items() if name != key}
+        with pytest.raises(configuration.ConfigError, match=rf"memories\[0\].{key} is missing"):
+            configuration.check(config | {"memories": [first]})
 
 
 def test_errors_name_the_file(tmp_path):

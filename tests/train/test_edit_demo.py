@@ -96,6 +96,7 @@ def test_the_fact_can_be_chosen(twins, tmp_path):
     run(twins, "--subject", fact.subject, "--relation", "dish", "--answer", answer, "--steps", 2, "--out", tmp_path)
     told = json.loads((tmp_path / "edit.json").read_text())["fact"]
     assert (told["subject"], told["old"], told["new"]) == (fact.subject, fact.answer, answer)
+    assert told["question"] == fact.question(fact.held_out)[0]
     for args, message in ((("--subject", "Nobody"), "no fact about 'Nobody'"),
                           (("--answer", answer), "need --subject"),
                           (("--subject", fact.subject, "--relation", "dish", "--answer", "bricks"), "no other answer")):

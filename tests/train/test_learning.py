@@ -65,6 +65,15 @@ def test_with_minutes_the_rate_rises_in_the_first_tenth_and_falls_in_the_last_fi
         assert schedule.over(step) == (left <= 0)
 
 
+@pytest.mark.parametrize("more, start", [((), 80), (("--decay-start", "50"), 50), (("--decay-start", "0"), 0)])
+def test_the_rate_falls_from_the_step_that_is_given_to_the_last(more, start):
+    schedule = train.Schedule(arguments("--total-steps", "100", "--warmup", "4", *more))
+    middle = (start + 100) // 2
+    for step, due in ((start, 1 if start else 0.25), (middle, 0.5), (95, min(1, 5 / (100 - start))), (100, 0), (101, 0)):
+        assert schedule.rate(step) == pytest.approx(due), step
+        assert schedule.over(step) == (step >= 100)
+
+
 def test_linear_maps_are_muons_from_its_step_on_and_each_kind_has_its_rate():
     torch.manual_seed(1)
     model = Transformer(configuration.check(CONFIG))

@@ -29,6 +29,9 @@ def test_pieces_and_special_tokens():
     assert made["model"]["byte_fallback"] and made["model"]["unk_id"] == 3
     assert made["post_processor"]["special_tokens"]["</s>"]["ids"] == [1]
     assert tokenizer_json.tokenizer(pieces, {})["post_processor"] is None
+    made = tokenizer_json.tokenizer_config(pieces, {"max_position": 64, "eos_token_id": 1, "pad_token_id": 0})
+    assert {key: value for key, value in made.items() if key.endswith("_token")} == {
+        "eos_token": "</s>", "pad_token": "<s>"}, "a token that the model has not is not named"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x0a\x05\x0a\x03abc", b"{}"])

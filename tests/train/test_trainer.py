@@ -287,13 +287,27 @@ def test_a_folder_has_one_run_at_a_time(data, tmp_path):
     assert "another train.py is at work there" in refused.stderr and not (tmp_path / "run" / "last.pt").exists()
 
 
+class Hostile:
+    """Whoever unpickles it makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("is_hostile", [False, True])
 @pytest.mark.parametrize("script", ["train.py", "export.py"])
-def test_what_is_no_checkpoint_is_named(data, tmp_path, script):
+def test_what_is_no_checkpoint_is_named(data, tmp_path, script, is_hostile):
     (tmp_path / "last.pt").write_bytes(b"PK" + bytes(5000))
+    if is_hostile:
+        torch.save({"model": {}, "config": {}, "step": Hostile(str(tmp_path / "ran"))}, tmp_path / "last.pt")
     args = ("--data", data, "--out", tmp_path) if script == "train.py" else \
         ("--checkpoint", tmp_path / "last.pt", "--out", tmp_path / "model")
     refused = run(script, *args, status=1)
     assert "last.pt: no checkpoint of train.py" in refused.stderr and "Traceback" not in refused.stderr
+    assert not (tmp_path / "ran").exists(), "a checkpoint's code was run"
 
 
 def test_twins_see_the_same_tokens_and_differ_in_the_memory(data, tmp_path):

@@ -32,6 +32,14 @@ def test_every_second_window_is_moved_on_to_the_next_document(tmp_path):
     assert len({place for _, place in moved}) > 20
 
 
+@pytest.mark.parametrize("n_id, n_window", [(48, 2), (49, 3), (64, 3)])
+def test_held_out_windows_are_all_that_have_a_target_for_each_token(tmp_path, n_id, n_window):
+    np.arange(n_id, dtype="<u2").tofile(tmp_path / "valid.bin")
+    batches = windows.Batches(tmp_path / "valid.bin", 16, 2, 1, 7, 16, "cpu")
+    rows, targets = map(torch.cat, zip(*batches.valid(99)))
+    assert rows.flatten().tolist() == list(range(16 * n_window)) and torch.equal(targets, rows + 1)
+
+
 @pytest.mark.parametrize("n_pos, longest", [(16, None), (31, 16), (32, None), (64, 32)])
 def test_positions_that_no_window_reaches_are_named(tmp_path, capsys, n_pos, longest):
     for name in ("train.bin", "valid.bin"):
@@ -111,6 +119,10 @@ def test_a_stream_that_begins_forgets_and_long_spans_cost(tmp_path):
         age = [step - max(i for i, rows in enumerate(begins) if row in rows) for row in range(3)]
         assert past.tolist() == age
     assert sum(map(len, begins)) > 6
+    with torch.no_grad():
+        found = task.validate()
+    assert (found["valid_loss"], found["valid_bits"]) == (pytest.approx(math.log(256)), pytest.approx(8))
+    assert (found["span_mean"], found["span_max"]) == (pytest.approx(7.5), pytest.approx(10))
     with torch.no_grad():
         task.model.layer.spans[:] = torch.tensor([-0.1, 1.2])
     task.stepped()
