@@ -33,7 +33,7 @@ FLAT = MEMORY | {"kind": "flat", "n_slot": 8, "place": "after", "query_batch_nor
 PLUS = {"layer": 0, "n_head": 2, "k_top": 4, "n_key": 8, "d_key": 16, "n_slot": 64, "d_value": 24,
         "value_projection": True, "value_gate": True}
 LLAMA = {key: value for key, value in TINY.items() if key != "activation"} | {
-    "model_type": "memory_llama", "rope_theta": 10000.0, "n_kv_head": 1, "norm_eps": 1e-5}
+    "model_type": "memory_llama", "n_layer": 3, "rope_theta": 10000.0, "n_kv_head": 1, "norm_eps": 1e-5}
 MODELS = {
     "product": TINY | {"memories": [MEMORY]},
     "flat, untied": TINY | {"memories": [FLAT], "tie_output": False},

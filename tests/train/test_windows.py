@@ -50,6 +50,40 @@ def test_positions_that_no_window_reaches_are_named(tmp_path, capsys, n_pos, lon
     assert said == "" if longest is None else f"positions from {longest} to {n_pos - 1} are not trained" in said
 
 
+class Frequencies(torch.nn.Module):
+    """A model for which what was before tells nothing."""
+
+    config = {"max_position": 16, "bos_token_id": 1, "vocab_size": 5}
+    memories = {}
+
+    def __init__(self):
+        super().__init__()
+        self.output = torch.nn.Linear(4, 5)
+        torch.nn.init.zeros_(self.output.weight)
+
+    def output_layer(self):
+        return self.output
+
+    def forward(self, ids, counts):
+        return torch.zeros(*ids.shape, 4)
+
+
+def test_a_validations_loss_is_the_mean_of_all_tokens_of_each_text(tmp_path):
+    rng = np.random.default_rng(2)
+    for name in ("train.bin", "valid.bin", "valid-facts.bin"):
+        rng.integers(5, size=16 * 4 + 1).astype("<u2").tofile(tmp_path / name)
+    args = SimpleNamespace(data=str(tmp_path), n_tok=16, batch=3, seed=1, device="cpu", valid_windows=9)
+    model = Frequencies()
+    with torch.no_grad():
+        found = windows.Windows(args, model).validate()
+    assert found.keys() == {"valid_loss", "valid_ppl", "valid_facts_loss", "valid_facts_ppl"}
+    for name in ("valid", "valid-facts"):
+        targets = np.fromfile(tmp_path / f"{name}.bin", "<u2")[1:].astype(int)
+        due = -float(model.output.bias.detach().log_softmax(0)[targets].mean())
+        key = name.replace("-", "_")
+        assert (found[f"{key}_loss"], found[f"{key}_ppl"]) == (pytest.approx(due), pytest.approx(math.exp(due)))
+
+
 def test_use_of_a_memory_is_counted_by_weight():
     count = windows.SlotCount(8)
     count(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]]))
