@@ -45,6 +45,12 @@ def test_words_bytes_and_a_memory_of_zeros_are_counted(tmp_path):
     assert zero["usage"] == plain["usage"] or zero["usage"] > 0
 
 
+def test_bits_of_a_stream_are_those_of_all_bytes_but_the_first(tmp_path):
+    (tmp_path / "t.txt").write_text("A small boat came down the river.\n")
+    found = evaluate.evaluate(DEMO + "-bytes", str(tmp_path / "t.txt"), 4, False)
+    assert found["tokens"] == 33 and found["bits_per_byte"] == pytest.approx(found["nll"] / 33 / math.log(2))
+
+
 @pytest.mark.parametrize("args, said", [
     (("--text", "empty.txt"), "empty.txt: the text is empty"),
     (("--text", "none.txt"), "none.txt: No such file"),
