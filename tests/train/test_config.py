@@ -72,6 +72,7 @@ def test_the_vocabulary_of_the_data_fills_in_and_must_agree():
     (memory(d_key=33), r"memories\[0\].d_key is 33"),
     (memory(k_top=500), r"memories\[0\].k_top is 500, but n_key is only 256"),
     (memory(layer=12), r"memories\[0\].layer is 12, but n_layer is 12"),
+    (memory(n_key=None), r"memories\[0\].n_key is missing"),
     (memory(values_of=0), r"memories\[0\].values_of is 0, which is no earlier memory"),
     (memory(subtract="mean"), r"memories\[0\].subtract cannot be trained here"),
     (demo(memories=demo()["memories"] * 2), r"memories\[1\].layer and place must come behind"),

@@ -16,7 +16,7 @@ def log(folder, records):
 def test_curves_show_each_loss_of_each_run(tmp_path):
     steps = range(20, 220, 20)
     log(tmp_path / "memory", [{"start": 0}] + [{"step": s, "loss": 9 / s} for s in steps]
-        + [{"step": s, "valid_facts_loss": 10 / s, "valid_facts_ppl": 2.0} for s in steps])
+        + [{"step": s, "valid_loss": 10 / s, "valid_ppl": 2.0} for s in steps])
     log(tmp_path / "a<b", [{"step": s, "loss": 8 / s} for s in steps])
     out = tmp_path / "curves.svg"
     report.draw({"memory": tmp_path / "memory", "a<b": tmp_path / "a<b"}, out)
@@ -24,12 +24,17 @@ def test_curves_show_each_loss_of_each_run(tmp_path):
     lines = root.findall(SVG + "polyline")
     assert len(lines) == 3
     labels = [text.text for text in root.findall(SVG + "text")]
-    assert {"memory training 0.045", "memory valid_facts 0.050", "a<b training 0.040"} <= set(labels)
+    assert {"memory training 0.045", "memory valid 0.050", "a<b training 0.040"} <= set(labels)
     for line in lines:
         points = [tuple(map(float, point.split(","))) for point in line.get("points").split()]
         assert len(points) == len(steps)
         assert all(0 <= x <= report.WIDTH and 0 <= y <= report.HEIGHT for x, y in points)
         assert [y for _, y in points] == sorted(y for _, y in points), "losses fall"
+
+
+def test_each_held_out_text_has_its_curve(tmp_path):
+    log(tmp_path, [{"step": 1, "valid_loss": 3.0, "valid_facts_loss": 4.0}])
+    assert report.curves(tmp_path) == {"valid": {1: 3.0}, "valid_facts": {1: 4.0}}
 
 
 def test_what_was_logged_twice_counts_as_the_second_time(tmp_path):

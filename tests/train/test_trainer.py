@@ -300,9 +300,10 @@ class Hostile:
 @pytest.mark.parametrize("is_hostile", [False, True])
 @pytest.mark.parametrize("script", ["train.py", "export.py"])
 def test_what_is_no_checkpoint_is_named(data, tmp_path, script, is_hostile):
-    (tmp_path / "last.pt").write_bytes(b"PK" + bytes(5000))
     if is_hostile:
         torch.save({"model": {}, "config": {}, "step": Hostile(str(tmp_path / "ran"))}, tmp_path / "last.pt")
+    else:
+        (tmp_path / "last.pt").write_bytes(b"PK" + bytes(5000))
     args = ("--data", data, "--out", tmp_path) if script == "train.py" else \
         ("--checkpoint", tmp_path / "last.pt", "--out", tmp_path / "model")
     refused = run(script, *args, status=1)
